@@ -1,0 +1,115 @@
+// Package signals is the process tree as the wrapper sees it, and signals as data.
+//
+// The command is not a child of the wrapper: a guardian (package guard, the same binary re-executed) is its parent, kills
+// the whole tree at the deadline by itself, and is watched by the wrapper as it watches the wrapper.
+package signals
+
+import (
+	"fmt"
+	"math"
+	"syscall"
+	"time"
+)
+
+// Instant is a reading of CLOCK_BOOTTIME in nanoseconds: it goes on during a suspend, and nobody sets it.
+type Instant = int64
+
+// Never is the instant of what does not happen.
+const Never Instant = math.MaxInt64
+
+// Deadlines are the instants at which the guardian acts by itself, through one memory page that it shares with the
+// wrapper. Every field may be [Never].
+type Deadlines struct {
+	StopAt, KillAt       Instant // of the lease: stop signal to the command, SIGKILL to the tree
+	RunStopAt, RunKillAt Instant // of --max-run
+	DrainKillAt          Instant // of --drain; there is no signal before it: it came from outside
+}
+
+// Leftovers says what becomes of background processes when the command itself has ended.
+type Leftovers string
+
+// The values of --leftovers.
+const (
+	LeftoversKill   Leftovers = "kill"   // SIGKILL at once
+	LeftoversWait   Leftovers = "wait"   // the tree counts as running until they have ended
+	LeftoversIgnore Leftovers = "ignore" // they are let go
+)
+
+// Command is what the guardian runs. Working directory, limits, open descriptors and the rest of the process state are
+// those that the wrapper itself was started with.
+type Command struct {
+	Path       string   // from [Resolve]
+	Args       []string // with the name as Args[0]
+	Env        []string
+	StopSignal syscall.Signal
+	Grace      time.Duration // from a stop that the guardian decides alone to SIGKILL
+	Leftovers  Leftovers
+}
+
+// Status is how the command itself ended.
+type Status struct {
+	Code   int            // 0 to 255; 128+n where Signal is n
+	Signal syscall.Signal // zero unless a signal ended it
+	Core   bool           // it left a core dump
+}
+
+// EventKind says what happened.
+type EventKind int
+
+// What happens to a tree after its start. Exited comes at most once; Gone comes exactly once and last.
+const (
+	Exited       EventKind = iota + 1 // the command itself has ended: Status
+	Leftover                          // background processes were found after Exited: Count, Pids, Killed
+	Stopping                          // the guardian sent the stop signal by itself, because of Why
+	Killing                           // the tree is being killed, because of Why
+	Stuck                             // processes are still alive a second after SIGKILL: Count, Pids, Err
+	GuardianLost                      // the guardian was lost: the wrapper kills the tree
+	Gone                              // no process of the tree is left (with LeftoversIgnore: none that we wait for)
+)
+
+// Why says for which reason the guardian acted.
+type Why int
+
+// The reasons, in the order of Deadlines.
+const (
+	WhyNone     Why = iota
+	WhyLease        // StopAt or KillAt
+	WhyMaxRun       // RunStopAt or RunKillAt
+	WhyDrain        // DrainKillAt
+	WhyOrder        // the wrapper ordered it
+	WhyOrphan       // the wrapper was gone
+	WhyLeftover     // the command had ended and left processes
+)
+
+// Event is something that happened to the tree, with the instant at which the guardian saw it.
+type Event struct {
+	Kind   EventKind
+	At     Instant
+	Status Status
+	Why    Why
+	Count  int   // how many processes
+	Pids   []int // at most 16 of them
+	Killed bool  // whether the leftovers were killed
+	Err    error // why they are still alive: EPERM, say
+}
+
+// StartError says why no command runs. Exactly one of its fields says more.
+type StartError struct {
+	Path    string
+	Errno   syscall.Errno // of fork or exec
+	Fork    bool          // the system refused a process, not the file: EAGAIN or ENOMEM at fork
+	TooLate bool          // the stop instant had passed when the guardian was about to fork
+}
+
+func (e *StartError) Error() string {
+	switch {
+	case e.TooLate:
+		return "too little of the lease was left to start the command"
+	case e.Fork:
+		return fmt.Sprintf("cannot start a process for %s: %v", e.Path, e.Errno)
+	default:
+		return fmt.Sprintf("cannot run %s: %v", e.Path, e.Errno)
+	}
+}
+
+func (e *StartError) Unwrap() error { return e.Errno }
