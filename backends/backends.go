@@ -24,6 +24,7 @@ import (
 	"log/slog"
 	"math"
 	"net/url"
+	"strconv"
 	"time"
 )
 
@@ -35,14 +36,17 @@ type Term int64
 // and every Lua number holds exactly; milliseconds reach it in the year 287396.
 const MaxTerm Term = 1<<53 - 1
 
-// Next returns the term that follows last at a store whose clock says now, in milliseconds since 1970 (UTC).
+// Next returns the term that follows t at a store whose clock says now, in milliseconds since 1970 (UTC).
 // It returns [ErrBroken] where no larger term is left.
-func (last Term) Next(nowMillis int64) (Term, error) {
-	if last >= MaxTerm || nowMillis > int64(MaxTerm) {
-		return 0, Broken(nil, "the term %d leaves no room for a larger one", last)
+func (t Term) Next(nowMillis int64) (Term, error) {
+	if t >= MaxTerm || nowMillis > int64(MaxTerm) {
+		return 0, Broken(nil, "the term %d leaves no room for a larger one", t)
 	}
-	return max(last+1, Term(nowMillis)), nil
+	return max(t+1, Term(nowMillis)), nil
 }
+
+// String returns the term in decimal.
+func (t Term) String() string { return strconv.FormatInt(int64(t), 10) }
 
 // Request is what one acquisition asks for.
 type Request struct {

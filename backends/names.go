@@ -51,7 +51,8 @@ func checkName(what, name string, most int) error {
 	case strings.Contains(name, ","):
 		return fmt.Errorf("the %s %q has a comma, which separates the terms of several leases", what, name)
 	case !norm.NFC.IsNormalString(name):
-		return fmt.Errorf("the %s %q is not in normal form C, in which it is %q", what, name, norm.NFC.String(name))
+		// In ASCII, for on a terminal the two look alike.
+		return fmt.Errorf("the %s %+q is not in normal form C, in which it is %+q", what, name, norm.NFC.String(name))
 	}
 	for _, r := range name {
 		if unicode.IsControl(r) {

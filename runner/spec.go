@@ -63,6 +63,8 @@ type Spec struct {
 	Path string   // from [signals.Resolve]
 	Args []string // with the command's name as Args[0]
 	Env  []string // as inherited; the runner removes old facts and appends those of this run
+
+	growMargin bool // the margin was not given, and grows with the number of descendants
 }
 
 // RelationError says that settings do not fit together, wherever each of them came from. It is exit code 78.
@@ -131,6 +133,14 @@ type Result struct {
 	Released bool                // the store confirmed the release
 }
 
+// RunID returns the idempotency key of the run, lease/term, or nothing without a grant.
+func (r Result) RunID() string {
+	if r.Grant.Term == 0 {
+		return ""
+	}
+	return runID(r.Grant)
+}
+
 // Tree is the process tree of one run. *signals.Guardian implements it. No method but Pin and Start blocks.
 type Tree interface {
 	// Pin hands copies of descriptors to the guardian and returns when it has acknowledged them.
@@ -162,7 +172,8 @@ type Alarm interface {
 
 // Platform is what a run needs of the system; tests replace it.
 type Platform struct {
-	Tree    Tree
+	// Launch returns a tree in which nothing runs yet. It is called once, and again only where a start came too late.
+	Launch  func() (Tree, error)
 	Now     func() signals.Instant
 	Alarm   Alarm
 	Signals <-chan syscall.Signal // from outside, to be forwarded

@@ -1,0 +1,202 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/underlease/underlease/backends"
+)
+
+// The waits between two looks at a busy lease. Where the store can notify, polling is only the safety net.
+const (
+	firstPoll   = 100 * time.Millisecond
+	longestPoll = time.Second
+
+	// How long after a notification the lease may still be busy: the kernel tells of a close just before it unlocks.
+	afterHint = time.Millisecond
+)
+
+// acquire asks for the lease until it is granted, the time to wait is over, or there is no sense in asking.
+func (r *run) acquire(ctx context.Context, handle string) (held, *Result) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := r.interruptible(cancel)
+	defer stop()
+	if r.Waiting != nil {
+		defer func() { r.Waiting(Waiting{Lease: r.display(), Done: true}) }()
+	}
+
+	var (
+		req      = r.spec.request(handle)
+		poll     = firstPoll
+		hinted   = false // the last wait ended with a notification
+		unknown  = false // an attempt may have been granted without our knowing
+		failures = 0
+	)
+	for {
+		sent := r.Now()
+		limit := r.attemptLimit(failures)
+		g, err := call(ctx, limit, func(ctx context.Context) (backends.Grant, error) { return r.store.Acquire(ctx, req) })
+		if err == nil {
+			stop() // from here on signals are the command's
+		}
+		if cause := context.Cause(ctx); cause != nil {
+			r.abandon(handle)
+			return held{}, r.interrupted(cause)
+		}
+		if err == nil {
+			return held{g, sent}, nil
+		}
+		var busy *backends.BusyError
+		switch {
+		case errors.As(err, &busy):
+			failures, unknown = 0, false // our own handle would have been found
+		case errors.Is(err, backends.ErrDenied):
+			return held{}, r.failure(OutcomeDenied, ExitDenied, err)
+		case errors.Is(err, backends.ErrBroken):
+			return held{}, r.failure(OutcomeBroken, ExitBroken, err)
+		default:
+			failures++
+			unknown = true
+			if errors.Is(err, errNoAnswer) {
+				err = backends.Unavailable(nil, "no answer from %s within %v", r.store.Address, limit)
+			}
+			r.Log.Info("acquire failed", "attempt", failures, "err", err)
+		}
+		left := r.left()
+		if left <= 0 && (busy != nil || failures > 1) {
+			if unknown {
+				r.abandon(handle)
+			}
+			if busy != nil {
+				return held{}, r.busy(busy)
+			}
+			return held{}, r.failure(OutcomeUnavailable, ExitUnavailable, err)
+		}
+		if r.Waiting != nil && r.spec.Wait > 0 {
+			r.Waiting(Waiting{Lease: r.display(), Busy: busy, Err: err, Waited: r.since(r.begun), Left: left})
+		}
+		switch {
+		case busy == nil:
+			// The second attempt of a run that does not wait comes at once.
+			if wait := jitter(min(firstPoll<<min(failures-1, 4), longestPoll)); left > 0 {
+				r.pause(ctx, min(wait, left))
+			}
+		case hinted:
+			hinted = false
+			r.pause(ctx, min(afterHint, left))
+		default:
+			hinted = r.waitFree(ctx, req, busy, min(poll, left))
+			poll = min(2*poll, longestPoll)
+		}
+		if cause := context.Cause(ctx); cause != nil {
+			r.abandon(handle)
+			return held{}, r.interrupted(cause)
+		}
+	}
+}
+
+// attemptLimit returns the limit of the next attempt. One that waits must not hang for much longer than the wait.
+func (r *run) attemptLimit(failures int) time.Duration {
+	limit := r.spec.acquireLimit()
+	if r.spec.Wait == 0 {
+		return limit
+	}
+	least := time.Second
+	if failures > 0 {
+		least = shortestCall
+	}
+	return min(limit, max(r.left(), least))
+}
+
+// waitFree waits until the lease may be free, for at most one poll. It reports whether the store said so.
+func (r *run) waitFree(ctx context.Context, req backends.Request, busy *backends.BusyError, poll time.Duration) bool {
+	// A hold and a store's own expiry end by themselves, at an instant that is known.
+	limit := longestPoll
+	if busy.Left > 0 {
+		poll = min(poll, busy.Left+afterHint)
+		limit = min(limit, busy.Left+afterHint)
+	}
+	w, ok := r.store.Backend.(backends.Waiter)
+	if !ok {
+		r.pause(ctx, min(jitter(poll), r.left()))
+		return false
+	}
+	_, err := call(ctx, min(limit, max(r.left(), afterHint)), func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, w.WaitFree(ctx, req)
+	})
+	if err != nil && ctx.Err() == nil && !errors.Is(err, errNoAnswer) && !errors.Is(err, context.DeadlineExceeded) {
+		r.pause(ctx, min(jitter(poll), r.left())) // a hint that fails at once must not make us spin
+	}
+	return err == nil
+}
+
+// abandon gives back whatever carries our handle, in case an attempt was granted without our knowing.
+func (r *run) abandon(handle string) {
+	g := backends.Grant{Namespace: r.spec.Namespace, Lease: r.spec.Lease, Handle: handle}
+	_, err := call(context.Background(), min(r.spec.CallLimit(), time.Second), func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, r.store.Release(ctx, g, backends.End{Outcome: backends.OutcomeNotStarted})
+	})
+	if err != nil {
+		r.Log.Info("lease not abandoned", "err", err)
+	}
+}
+
+// interruption is the signal that ends a wait.
+type interruption struct{ sig syscall.Signal }
+
+func (i interruption) Error() string { return "ended by " + i.sig.String() }
+
+// interruptible cancels a wait when a signal comes that would end any other process. The function that it returns
+// waits until it has stopped listening.
+func (r *run) interruptible(cancel context.CancelCauseFunc) (stop func()) {
+	done, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case sig := <-r.Signals:
+				if ends(sig) {
+					cancel(interruption{sig})
+					return
+				}
+			case <-done:
+				return
+			}
+		}
+	}()
+	return sync.OnceFunc(func() {
+		close(done)
+		<-stopped
+	})
+}
+
+func (r *run) interrupted(cause error) *Result {
+	res := &Result{Outcome: OutcomeInterrupted, Waited: r.since(r.begun), Reason: "given up: " + cause.Error()}
+	var i interruption
+	if errors.As(cause, &i) {
+		res.Signal = i.sig
+		res.ExitCode = 128 + int(i.sig)
+	} else {
+		res.Signal = syscall.SIGTERM
+		res.ExitCode = 128 + int(syscall.SIGTERM)
+	}
+	return res
+}
+
+func (r *run) failure(o Outcome, code int, err error) *Result {
+	return &Result{Outcome: o, ExitCode: code, Reason: err.Error(), Hint: backends.Hint(err), Waited: r.since(r.begun)}
+}
+
+func (r *run) busy(b *backends.BusyError) *Result {
+	return &Result{Outcome: OutcomeBusy, ExitCode: ExitBusy, Reason: b.Error(), Busy: b, Waited: r.since(r.begun)}
+}
+
+// jitter returns d, less or more up to a fifth by chance, so that contenders do not march in step.
+func jitter(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * (0.8 + 0.4*rand.Float64()))
+}

@@ -1,0 +1,453 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"syscall"
+	"time"
+
+	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/runner/internal/tenure"
+	"github.com/underlease/underlease/signals"
+)
+
+// hintEvery is the shortest time between two looks that a store's hints cause.
+const hintEvery = 50 * time.Millisecond
+
+// keeper keeps one grant while a command runs under it. All its fields belong to the goroutine that calls keep.
+type keeper struct {
+	*run
+	grant   backends.Grant
+	sent    signals.Instant // of the acquisition
+	machine *tenure.Machine
+	tree    Tree
+	leased  bool // false: the command runs without a lease
+	answers chan answer
+	counts  chan int
+	hints   chan struct{}
+	started signals.Instant
+
+	exited  *signals.Status // how the command itself ended
+	stopped syscall.Signal  // the first signal from outside that was forwarded
+	asked   *backends.Ask
+	lastErr error // of the newest attempt that failed
+}
+
+// answer is what came of one attempt to renew.
+type answer struct {
+	attempt int
+	grant   backends.Grant
+	err     error
+	took    time.Duration
+}
+
+func newKeeper(r *run, got held) *keeper {
+	k := &keeper{
+		run:     r,
+		grant:   got.Grant,
+		sent:    got.sent,
+		leased:  got.Term != 0,
+		answers: make(chan answer, 8),
+		counts:  make(chan int, 1),
+		hints:   make(chan struct{}, 1),
+	}
+	c := r.spec.tenure()
+	c.Seed = rand.Uint64()
+	if !k.leased {
+		c.TTL, c.RenewEvery = 0, tenure.NoLimit
+	}
+	k.machine = tenure.New(c, got.sent, got.TTL, r.Now())
+	return k
+}
+
+func (k *keeper) close() {
+	if k.tree != nil {
+		k.tree.Close()
+	}
+}
+
+// start runs the command. Without an error it runs.
+func (k *keeper) start(env []string) error {
+	tree, err := k.Launch()
+	if err != nil {
+		return err
+	}
+	k.tree = tree
+	if p, ok := k.store.Backend.(backends.Pinner); ok && k.leased {
+		fds, err := p.Pins(k.grant)
+		if err == nil {
+			err = tree.Pin(fds)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if !k.machine.Startable(k.Now()) {
+		return &signals.StartError{Path: k.spec.Path, TooLate: true}
+	}
+	pid, err := tree.Start(signals.Command{
+		Path:       k.spec.Path,
+		Args:       k.spec.Args,
+		Env:        env,
+		StopSignal: k.spec.StopSignal,
+		Grace:      k.spec.Grace,
+		Leftovers:  k.spec.Leftovers,
+	}, k.deadlines())
+	if err != nil {
+		return err
+	}
+	k.started = k.Now()
+	k.Log.Info("child started", "pid", pid, "program", k.spec.Args[0])
+	return nil
+}
+
+// notStarted says what it means that the command could not be started.
+func (k *keeper) notStarted(err error) Result {
+	res := Result{Outcome: OutcomeNotStarted, Grant: k.grant, ExitCode: ExitSystem, Reason: err.Error()}
+	var start *signals.StartError
+	switch {
+	case errors.Is(err, backends.ErrLost), errors.As(err, &start) && start.TooLate:
+		res.ExitCode = ExitUnavailable
+		res.Hint = "the store answers slowly, or this machine is short of time: a longer --ttl helps"
+	case start != nil && start.Fork:
+		res.Hint = "look at the limits of processes (ulimit -u, pids.max) and of memory"
+	case start != nil && (start.Errno == syscall.ENOENT || start.Errno == syscall.ENOTDIR):
+		res.ExitCode = ExitNotFound
+	case start != nil:
+		res.ExitCode = ExitCannotRun
+	}
+	return res
+}
+
+// keep owns the decision from the start of the command to the release of the lease.
+func (k *keeper) keep(ctx context.Context) Result {
+	defer func() {
+		if bug := recover(); bug != nil {
+			k.tree.Kill()
+			for range k.tree.Events() { // until the tree is gone
+			}
+			panic(bug)
+		}
+	}()
+	attempts, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if w, ok := k.store.Backend.(backends.Watcher); ok && k.leased {
+		go k.watch(attempts, w)
+	}
+	k.obey(attempts, k.machine.Started(k.started))
+	done := ctx.Done()
+	for {
+		k.Alarm.Set(k.machine.Wake())
+		var (
+			ev     signals.Event
+			open   = true
+			orders tenure.Orders
+		)
+		select {
+		case ev, open = <-k.tree.Events():
+		default:
+			// What the guardian saw comes first: it happened before we woke up.
+			select {
+			case ev, open = <-k.tree.Events():
+			case <-k.Alarm.C():
+			case a := <-k.answers:
+				orders = k.answered(attempts, a)
+			case n := <-k.counts:
+				orders = k.machine.Grow(time.Duration(n)*marginPerProcess, k.Now())
+			case <-k.hints:
+				orders = k.machine.Hurry(k.Now())
+			case sig := <-k.Signals:
+				orders = k.forward(sig)
+			case <-done:
+				done = nil
+				orders = k.drain()
+			}
+		}
+		if !open { // never without Gone; but a loop without an end would be worse than a wrong word
+			ev = signals.Event{Kind: signals.Gone, At: k.Now()}
+		}
+		if ev.Kind != 0 {
+			orders |= k.happened(ev)
+		} else {
+			orders |= k.machine.Tick(k.Now())
+		}
+		k.obey(attempts, orders)
+		if orders&(tenure.Release|tenure.End) != 0 {
+			cancel()
+			return k.end(ctx, orders&tenure.Release != 0, ev.At)
+		}
+	}
+}
+
+// obey does what the machine ordered, without blocking.
+func (k *keeper) obey(ctx context.Context, orders tenure.Orders) {
+	if orders&tenure.Publish != 0 {
+		k.tree.Publish(k.deadlines())
+	}
+	if orders&tenure.Kill != 0 {
+		k.tree.Kill()
+		k.Log.Info("signal sent", "signal", "KILL", "why", k.why())
+	}
+	if orders&tenure.Stop != 0 {
+		k.tree.Stop()
+		k.Log.Info("signal sent", "signal", k.spec.StopSignal.String(), "why", k.why())
+	}
+	if orders&tenure.Renew != 0 {
+		k.renew(ctx, k.machine.Attempt())
+	}
+}
+
+// renew makes one attempt beside the decision.
+func (k *keeper) renew(ctx context.Context, attempt int) {
+	g, limit := k.grant, k.spec.CallLimit()
+	begun := k.Now()
+	go func() {
+		got, err := call(ctx, limit, func(ctx context.Context) (backends.Grant, error) { return k.store.Renew(ctx, g) })
+		select {
+		case k.answers <- answer{attempt, got, err, time.Duration(k.Now() - begun)}:
+		case <-ctx.Done():
+		}
+	}()
+}
+
+func (k *keeper) answered(ctx context.Context, a answer) tenure.Orders {
+	now := k.Now()
+	switch {
+	case a.err == nil:
+		orders := k.machine.Renewed(a.attempt, a.grant.TTL, now)
+		k.grant.TTL = a.grant.TTL
+		k.lastErr = nil
+		k.Log.Debug("lease renewed", "grant", k.grant, "attempt", a.attempt, "took", a.took, "valid_for", k.validFor())
+		if a.grant.Ask != nil && k.asked == nil {
+			k.asked = a.grant.Ask
+			k.Log.Warn("asked to stop", "grant", k.grant, "by", k.asked.By, "reason", k.asked.Reason)
+			orders |= k.drain()
+		}
+		k.count(ctx)
+		return orders
+	case errors.Is(a.err, backends.ErrLost):
+		k.lastErr = a.err
+		k.Log.Error("lease lost", "grant", k.grant, "err", a.err)
+		return k.machine.Lost(a.attempt, now)
+	default:
+		k.lastErr = a.err
+		k.Log.Warn("renewal failed", "grant", k.grant, "attempt", a.attempt, "err", a.err, "valid_for", k.validFor())
+		return k.machine.RenewFailed(a.attempt, now)
+	}
+}
+
+// count counts the processes of the tree beside the decision: a large tree takes longer to kill.
+func (k *keeper) count(ctx context.Context) {
+	if !k.spec.growMargin {
+		return
+	}
+	go func() {
+		n := k.tree.Descendants()
+		select {
+		case k.counts <- n:
+		case <-ctx.Done():
+		}
+	}()
+}
+
+// watch turns the store's hints into looks.
+func (k *keeper) watch(ctx context.Context, w backends.Watcher) {
+	for {
+		err := w.WaitChange(ctx, k.grant)
+		if ctx.Err() != nil {
+			return
+		}
+		wait := hintEvery
+		if err != nil {
+			wait = time.Second // a hint that cannot be had is only a hint
+		} else {
+			select {
+			case k.hints <- struct{}{}:
+			default:
+			}
+		}
+		if !k.pause(ctx, wait) {
+			return
+		}
+	}
+}
+
+// forward passes a signal from outside on to the command. One that would have ended it starts the drain.
+func (k *keeper) forward(sig syscall.Signal) tenure.Orders {
+	k.tree.Forward(sig)
+	k.Log.Info("signal forwarded", "signal", sig.String())
+	if !stops(sig) && sig != k.spec.StopSignal {
+		return 0
+	}
+	if k.stopped == 0 {
+		k.stopped = sig
+	}
+	return k.machine.Drain(k.Now())
+}
+
+// drain asks the command to finish, as a signal from outside would.
+func (k *keeper) drain() tenure.Orders {
+	k.tree.Forward(k.spec.StopSignal)
+	if k.stopped == 0 {
+		k.stopped = k.spec.StopSignal
+	}
+	return k.machine.Drain(k.Now())
+}
+
+// stops reports whether a signal is a request to finish. Others, such as HUP for "read your settings again", are none.
+func stops(sig syscall.Signal) bool {
+	switch sig {
+	case syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT:
+		return true
+	default:
+		return false
+	}
+}
+
+// happened takes in what the guardian saw.
+func (k *keeper) happened(ev signals.Event) tenure.Orders {
+	now := k.Now()
+	switch ev.Kind {
+	case signals.Exited:
+		k.exited = &ev.Status
+		k.Log.Info("child exited", "exit_code", ev.Status.Code, "signal", int(ev.Status.Signal))
+	case signals.Leftover:
+		k.sayLeftovers(ev)
+	case signals.Stopping:
+		if ev.Why == signals.WhyLease || ev.Why == signals.WhyMaxRun {
+			return k.machine.GuardianStopped(ev.Why == signals.WhyMaxRun, ev.At, now)
+		}
+	case signals.Killing:
+		switch ev.Why {
+		case signals.WhyLease:
+			return k.machine.GuardianKilled(tenure.Expired, ev.At, now)
+		case signals.WhyMaxRun:
+			return k.machine.GuardianKilled(tenure.MaxRun, ev.At, now)
+		case signals.WhyDrain:
+			return k.machine.GuardianKilled(tenure.DrainedOut, ev.At, now)
+		}
+	case signals.Stuck:
+		k.Say(fmt.Sprintf("%d processes are still alive after SIGKILL: pids %v: %v", ev.Count, ev.Pids, ev.Err),
+			"the lease is kept until they have ended")
+	case signals.GuardianLost:
+		return k.machine.GuardianGone(now)
+	case signals.Gone:
+		return k.machine.TreeGone(true, ev.At, now)
+	}
+	return k.machine.Tick(now)
+}
+
+func (k *keeper) sayLeftovers(ev signals.Event) {
+	did := "kept the lease for"
+	switch {
+	case ev.Killed:
+		did = "killed"
+	case k.spec.Leftovers == signals.LeftoversIgnore:
+		did = "left alone"
+	}
+	noun := "processes"
+	if ev.Count == 1 {
+		noun = "process"
+	}
+	k.Say(fmt.Sprintf("%s %d background %s that %s left: pids %v", did, ev.Count, noun, k.spec.Args[0], ev.Pids), "")
+}
+
+// end gives the lease back, where it is still ours, and says how the run ended. Gone is when the tree was gone.
+func (k *keeper) end(ctx context.Context, release bool, gone signals.Instant) Result {
+	res := k.verdict()
+	res.Ran = time.Duration(gone - k.started)
+	if k.leased && release {
+		end := backends.End{Outcome: string(res.Outcome), ExitCode: res.ExitCode, Took: res.Ran}
+		res.Released = k.release(context.WithoutCancel(ctx), k.grant, end, k.machine.ValidUntil())
+	}
+	if k.leased {
+		res.Held = k.since(k.sent)
+	}
+	return res
+}
+
+// verdict says how the run ended.
+func (k *keeper) verdict() Result {
+	res := Result{Started: true, Grant: k.grant, Renewals: k.machine.Renewals()}
+	if k.exited != nil {
+		res.ExitCode, res.Signal = k.exited.Code, k.exited.Signal
+	}
+	name := k.display()
+	switch k.machine.Cause() {
+	case tenure.NoCause:
+		res.Outcome = OutcomeOK
+		if res.ExitCode != 0 {
+			res.Outcome = OutcomeFailed
+		}
+	case tenure.Drained:
+		res.Outcome = OutcomeStopped
+	case tenure.DrainedOut:
+		res.Outcome = OutcomeDrainedOut
+		res.Reason = fmt.Sprintf("killed: %q did not end within --drain %v", name, k.spec.Drain)
+	case tenure.MaxRun:
+		res = k.stopped74(res, OutcomeMaxRun, fmt.Sprintf("stopped: %q ran for --max-run %v", name, k.spec.MaxRun))
+		res.ExitCode = ExitMaxRun
+	case tenure.Unreachable:
+		res = k.stopped74(res, OutcomeLostUnreachable, fmt.Sprintf("lost: %q could not be renewed in time, and the command was stopped%s", name, k.because()))
+	case tenure.Expired:
+		res = k.stopped74(res, OutcomeLostExpired, fmt.Sprintf("lost: %q ran out while this process did not run, and the command was stopped", name))
+		res.Hint = "the wrapper was stopped, frozen or suspended for longer than the ttl allows"
+	case tenure.Taken:
+		res = k.stopped74(res, OutcomeLostTaken, fmt.Sprintf("lost: %q is no longer ours, and the command was stopped%s", name, k.because()))
+	case tenure.GuardianLost:
+		res = k.stopped74(res, OutcomeGuardianLost, fmt.Sprintf("the guardian of %q was killed, and the command was stopped", name))
+	}
+	return res
+}
+
+// stopped74 is the verdict of a run that we stopped: the command's own status does not count.
+func (k *keeper) stopped74(res Result, o Outcome, reason string) Result {
+	res.Outcome, res.Reason, res.ExitCode, res.Signal = o, reason, ExitLost, 0
+	res.Hint = backends.Hint(k.lastErr)
+	return res
+}
+
+func (k *keeper) because() string {
+	if k.lastErr == nil {
+		return ""
+	}
+	return ": " + k.lastErr.Error()
+}
+
+func (k *keeper) why() string {
+	switch k.machine.Cause() {
+	case tenure.NoCause:
+		return "none"
+	case tenure.Drained, tenure.DrainedOut:
+		return "drain"
+	case tenure.MaxRun:
+		return "max-run"
+	case tenure.Unreachable:
+		return "unreachable"
+	case tenure.Expired:
+		return "expired"
+	case tenure.Taken:
+		return "taken"
+	case tenure.GuardianLost:
+		return "guardian lost"
+	}
+	return ""
+}
+
+func (k *keeper) validFor() time.Duration {
+	if k.machine.ValidUntil() == tenure.Never {
+		return Forever
+	}
+	return time.Duration(k.machine.ValidUntil() - k.Now())
+}
+
+func (k *keeper) deadlines() signals.Deadlines {
+	d := k.machine.Deadlines()
+	return signals.Deadlines{
+		StopAt: d.StopAt, KillAt: d.KillAt,
+		RunStopAt: d.RunStopAt, RunKillAt: d.RunKillAt,
+		DrainKillAt: d.DrainKillAt,
+	}
+}

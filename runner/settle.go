@@ -1,0 +1,113 @@
+package runner
+
+import (
+	"time"
+
+	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/runner/internal/tenure"
+)
+
+// The defaults of the deadline, and what the margin grows by for each process that has to be killed.
+const (
+	longestGrace     = 10 * time.Second
+	shortestMargin   = 250 * time.Millisecond
+	marginPerProcess = 300 * time.Microsecond // measured: 200 microseconds to find and signal one
+
+	shortestCall = 200 * time.Millisecond
+	longestCall  = 3 * time.Second
+
+	// A store without expiry is only looked at.
+	lookEvery = 2 * time.Second
+	lookLimit = time.Second
+
+	longestAcquire = 5 * time.Second
+)
+
+// Settle fills in the defaults that depend on other settings and refuses relations that cannot work with a
+// [*RelationError]. Endless says that the store's grants need no ttl. A settled Spec settles to itself.
+func (s *Spec) Settle(endless bool) error {
+	if s.TTL == 0 {
+		if !endless {
+			return relationf("leave --ttl out for the default, or give at least 2s",
+				"--ttl none works only on a store whose leases end with their processes, which is file:")
+		}
+		s.Grace = defaultTo(s.Grace, longestGrace)
+		s.Margin = defaultTo(s.Margin, shortestMargin)
+		s.RenewEvery = defaultTo(s.RenewEvery, lookEvery)
+		return nil
+	}
+	if s.TTL < MinTTL {
+		return relationf("", "--ttl %v is too short: at least %v", s.TTL, MinTTL)
+	}
+	if s.Margin == Auto {
+		s.growMargin = true
+	}
+	s.Grace = defaultTo(s.Grace, min(s.TTL/4, longestGrace))
+	s.Margin = defaultTo(s.Margin, min(shortestMargin, s.TTL/4))
+	s.RenewEvery = defaultTo(s.RenewEvery, s.TTL/6)
+	if s.Margin > s.TTL/4 {
+		return relationf("", "--margin %v is more than a quarter of --ttl %v: at most %v", s.Margin, s.TTL, s.TTL/4)
+	}
+	c := s.tenure()
+	budget, need, ok := c.Fits()
+	switch {
+	case ok:
+		return nil
+	case budget <= 0:
+		return relationf("lengthen --ttl or shorten --grace",
+			"--ttl %v leaves no time to run: --grace %v and --margin %v take all of it", s.TTL, s.Grace, s.Margin)
+	default:
+		return relationf("lengthen --ttl, or shorten --renew-every or --grace",
+			"--renew-every %v is too long for --ttl %v with --grace %v and --margin %v: with two attempts of %v it takes %v of the %v before the stop",
+			s.RenewEvery, s.TTL, s.Grace, s.Margin, s.CallLimit(), need, budget.Round(time.Millisecond))
+	}
+}
+
+// CallLimit returns how long one renewal may take before it is abandoned.
+func (s *Spec) CallLimit() time.Duration {
+	if s.TTL == 0 {
+		return lookLimit
+	}
+	return min(max(s.RenewEvery/3, shortestCall), longestCall)
+}
+
+// acquireLimit returns how long one attempt to acquire may take.
+func (s *Spec) acquireLimit() time.Duration {
+	if s.TTL == 0 {
+		return longestAcquire
+	}
+	return min(longestAcquire, s.TTL/2)
+}
+
+func (s *Spec) tenure() tenure.Config {
+	return tenure.Config{
+		TTL:        s.TTL,
+		Drift:      s.ClockDrift,
+		Grace:      s.Grace,
+		Margin:     s.Margin,
+		RenewEvery: s.RenewEvery,
+		CallLimit:  s.CallLimit(),
+		MaxRun:     s.MaxRun,
+		Drain:      s.Drain,
+		LossGrace:  s.OnLost == LostTerm,
+	}
+}
+
+func (s *Spec) request(handle string) backends.Request {
+	return backends.Request{
+		Namespace: s.Namespace,
+		Lease:     s.Lease,
+		Holder:    s.Holder,
+		Handle:    handle,
+		Slots:     s.Slots,
+		TTL:       s.TTL,
+		Hold:      s.MinHold,
+	}
+}
+
+func defaultTo(d, fallback time.Duration) time.Duration {
+	if d == Auto {
+		return fallback
+	}
+	return d
+}
