@@ -29,6 +29,9 @@
 //	a signal from outside            forwarded by the caller; SIGKILL when the drain is over; renewed all the while
 //	the tree is gone                 release, unless the grant was lost
 //
+// What the guardian saw carries the instant at which it saw it. A caller that did not run reports that first, in its order,
+// and what it finds else (answers, the time) after it: a tree that ended in time has ended in time, however late we learn of it.
+//
 // # Invariants
 //
 //  1. With a caller that ticks when asked, the kill has been ordered by valid until - margin, unless the tree is gone. (The
@@ -56,11 +59,13 @@ const Never Instant = math.MaxInt64
 // Slop is taken off every validity besides the drift: for the granularity of clocks.
 const Slop = 10 * time.Millisecond
 
-// The waits before an attempt that follows a failed one: doubled from the first to the longest, each within half and
-// one and a half of it by chance.
+// The waits before an attempt that follows a failed one: doubled from the first to the longest, at most a quarter of what
+// is left until stop at but no less than the shortest, each within half and one and a half of it by chance. So a store that
+// is back in time is asked in time.
 const (
-	firstBackoff   = 100 * time.Millisecond
-	longestBackoff = time.Second
+	shortestBackoff = 20 * time.Millisecond
+	firstBackoff    = 100 * time.Millisecond
+	longestBackoff  = time.Second
 )
 
 // Config is what stays the same for one grant. All durations are at least zero.
@@ -95,8 +100,8 @@ func (c Config) Fits() (budget, need time.Duration, ok bool) {
 	if c.TTL == 0 {
 		return NoLimit, 0, true
 	}
-	budget = c.Validity(c.TTL) - c.Margin - c.Grace
-	need = c.RenewEvery + 2*c.CallLimit
+	budget = time.Duration(before(before(int64(c.Validity(c.TTL)), c.Margin), c.Grace))
+	need = time.Duration(after(after(int64(c.RenewEvery), c.CallLimit), c.CallLimit))
 	return budget, need, need <= budget
 }
 
@@ -193,14 +198,17 @@ func New(c Config, sent Instant, ttl time.Duration, now Instant) *Machine {
 	return m
 }
 
-// Startable reports whether what is left covers grace and margin, so that a command may be started now.
-func (m *Machine) Startable(now Instant) bool { return !m.lost && now < m.stopAt() }
+// Startable reports whether what is left covers grace and margin, and no stop was ordered, so that a command may be
+// started now.
+func (m *Machine) Startable(now Instant) bool {
+	return !m.lost && m.phase < Stopping && max(m.now, now) < m.stopAt()
+}
 
 // Started says that the command was forked.
 func (m *Machine) Started(now Instant) Orders {
 	m.see(now)
 	if m.c.MaxRun > 0 {
-		m.runStopAt = after(now, m.c.MaxRun)
+		m.runStopAt = after(m.now, m.c.MaxRun)
 	}
 	return m.decide()
 }
@@ -263,7 +271,7 @@ func (m *Machine) Drain(now Instant) Orders {
 	if m.phase < Draining {
 		m.phase = Draining
 		m.blame(Drained)
-		m.drainKill = after(now, m.c.Drain)
+		m.drainKill = after(m.now, m.c.Drain)
 	}
 	return m.decide()
 }
@@ -279,29 +287,34 @@ func (m *Machine) Grow(margin time.Duration, now Instant) Orders {
 }
 
 // GuardianStopped says that the guardian, at the instant at, sent the stop signal by itself: run says that it was for
-// [Config.MaxRun], else it was for the lease.
+// [Config.MaxRun], else it was for the lease. What else is due by now is left to the next event: the tree may have ended
+// before it was.
 func (m *Machine) GuardianStopped(run bool, at, now Instant) Orders {
 	if m.phase < Stopping {
 		m.phase, m.stopped = Stopping, at
 		m.blame(m.deadlineCause(run, at, now))
 	}
-	m.see(now)
-	return m.decide()
+	return m.publish()
 }
 
 // GuardianKilled says that the guardian, at the instant at, began to kill the tree by itself, for the cause that it
-// names: [MaxRun], [DrainedOut], or [Expired] for the lease.
+// names: [MaxRun], [DrainedOut], or [Expired] for the lease. The kill is ordered all the same, because the guardian may be
+// stopped before it has finished. What else is due by now is left to the next event.
 func (m *Machine) GuardianKilled(c Cause, at, now Instant) Orders {
-	if m.phase < Killing {
-		m.phase = Killing
-		if c == Expired {
-			c = m.deadlineCause(false, at, now)
-			m.lost = true
-		}
-		m.blame(c)
+	if m.phase >= Killing {
+		return 0
 	}
-	m.see(now)
-	return m.decide()
+	switch {
+	case c != Expired:
+		m.blame(c)
+	case m.lost:
+	case m.stopped != Never && at >= after(m.stopped, m.c.Grace) && at < m.leaseKillAt():
+		// The kill at of the lease's deadlines was the end of the grace after a stop, which has its own cause.
+	default:
+		m.blame(m.deadlineCause(false, at, now))
+		m.lost, m.inFlight = true, false
+	}
+	return m.kill() | m.publish()
 }
 
 // GuardianGone says that the guardian itself was lost. The tree is killed at once.
@@ -429,11 +442,16 @@ func (m *Machine) decide() Orders {
 		m.inFlight, m.hurry, m.sent = true, false, m.now
 		orders |= Renew
 	}
-	if d := m.Deadlines(); d != m.published {
-		m.published = d
-		orders |= Publish
+	return orders | m.publish()
+}
+
+func (m *Machine) publish() Orders {
+	d := m.Deadlines()
+	if m.phase == Gone || d == m.published {
+		return 0
 	}
-	return orders
+	m.published = d
+	return Publish
 }
 
 func (m *Machine) stop() Orders {
@@ -463,7 +481,7 @@ func (m *Machine) lose(c Cause) {
 
 // abandon gives up the attempt in flight, whose call limit is over.
 func (m *Machine) abandon() {
-	if m.c.TTL == 0 && m.now >= after(m.sent, 2*m.c.CallLimit) {
+	if limit := after(m.sent, m.c.CallLimit); m.c.TTL == 0 && m.now > after(limit, m.c.CallLimit/4) {
 		// The caller did not run when the limit ended, so that the limit says nothing about the store: look again.
 		m.inFlight, m.next = false, m.now
 		return
@@ -483,8 +501,10 @@ func (m *Machine) fail() {
 	if n := m.failures - 1; n < 8 {
 		wait = min(firstBackoff<<n, longestBackoff)
 	}
-	// An attempt needs some of the time that is left: where that is short, ask more often.
 	wait = min(wait, max(m.c.RenewEvery, firstBackoff))
+	if at := m.stopAt(); m.now < at {
+		wait = min(wait, max(time.Duration(at-m.now)/4, shortestBackoff))
+	}
 	m.next = after(m.now, time.Duration(float64(wait)*(0.5+m.chance.Float64())))
 	m.expedite()
 }
@@ -563,9 +583,14 @@ func after(i Instant, d time.Duration) Instant {
 	return i + int64(d)
 }
 
+// before returns i - d, which is the earliest instant there is where d is larger than that.
 func before(i Instant, d time.Duration) Instant {
-	if i == Never {
+	switch {
+	case i == Never:
 		return Never
+	case d > 0 && i < math.MinInt64+int64(d):
+		return math.MinInt64
+	default:
+		return i - int64(d)
 	}
-	return i - int64(d)
 }
