@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"hash/crc32"
 	"math"
+	"slices"
 	"strconv"
 	"time"
 
@@ -81,8 +82,10 @@ const (
 )
 
 // encode returns the one form of r.
-func (r *record) encode() []byte {
-	w := writer{b: make([]byte, 0, 512)}
+func (r *record) encode() []byte { return r.appendTo(make([]byte, 0, 1024)) }
+
+func (r *record) appendTo(b []byte) []byte {
+	w := writer{b: b}
 	w.b = append(w.b, magic+format+"\n"...)
 	w.word("lease").text(r.namespace).text(r.lease).line()
 	w.word("last").number(int64(r.last)).number(r.version).line()
@@ -137,9 +140,9 @@ func decode(b []byte) (*record, error) {
 		}
 		return nil, newer("has the format " + string(version) + ", and this program knows only " + format)
 	}
-	r, ok := parse(rest)
+	r, ok := parse(string(rest))
 	// One comparison finds every other form of damage, a wrong sum and a missing last line among them.
-	if !ok || !bytes.Equal(r.encode(), b) {
+	if !ok || !bytes.Equal(r.appendTo(make([]byte, 0, len(b)+64)), b) {
 		return nil, damage("is damaged or only a part of a record")
 	}
 	return r, nil
@@ -154,9 +157,9 @@ type (
 func (d damage) Error() string { return string(d) }
 func (n newer) Error() string  { return string(n) }
 
-func parse(b []byte) (*record, bool) {
+func parse(text string) (*record, bool) {
 	r := &record{}
-	p := parser{b: b}
+	p := parser{left: text}
 	if p.word() != "lease" {
 		return r, false
 	}
@@ -203,6 +206,9 @@ func parse(b []byte) (*record, bool) {
 			past := backends.Past{Slot: int(p.number(0, math.MaxInt32)), Term: p.term(), Since: time.Unix(0, p.number(math.MinInt64, math.MaxInt64))}
 			past.Holder = p.text()
 			past.End = p.end()
+			if r.past == nil {
+				r.past = make([]backends.Past, 0, backends.HistoryLength)
+			}
 			r.past = append(r.past, past)
 		case "value":
 			v := value{key: p.text(), version: p.number(1, r.version), written: p.number(math.MinInt64, math.MaxInt64), bytes: p.text()}
@@ -239,40 +245,39 @@ func (w *writer) line() { w.b = append(w.b, '\n') }
 
 // parser takes the words of a line. After the first that does not fit it is bad and gives zero values.
 type parser struct {
-	b   []byte
-	bad bool
+	left string
+	bad  bool
 }
 
-func (p *parser) fail() { p.bad, p.b = true, nil }
+func (p *parser) fail() { p.bad, p.left = true, "" }
 
-// until takes the bytes before the next blank or the end of the line, and leaves that.
-func (p *parser) until() []byte {
-	n := bytes.IndexAny(p.b, " \n")
-	if n < 0 {
-		p.fail()
-		return nil
+// word takes what stands before the next blank or the end of the line, and leaves that.
+func (p *parser) word() string {
+	for i := range len(p.left) {
+		if c := p.left[i]; c == ' ' || c == '\n' {
+			taken := p.left[:i]
+			p.left = p.left[i:]
+			return taken
+		}
 	}
-	taken := p.b[:n]
-	p.b = p.b[n:]
-	return taken
+	p.fail()
+	return ""
 }
-
-func (p *parser) word() string { return string(p.until()) }
 
 // next takes c.
 func (p *parser) next(c byte) {
-	if len(p.b) == 0 || p.b[0] != c {
+	if p.left == "" || p.left[0] != c {
 		p.fail()
 		return
 	}
-	p.b = p.b[1:]
+	p.left = p.left[1:]
 }
 
 func (p *parser) line() { p.next('\n') }
 
 func (p *parser) number(least, most int64) int64 {
 	p.next(' ')
-	n, err := strconv.ParseInt(string(p.until()), 10, 64)
+	n, err := strconv.ParseInt(p.word(), 10, 64)
 	if p.bad || err != nil || n < least || n > most {
 		p.fail()
 		return 0
@@ -289,14 +294,8 @@ func (p *parser) end() backends.End {
 
 func (p *parser) text() string {
 	p.next(' ')
-	// A literal has no line break in it, so that its end is on this line.
-	n := bytes.IndexByte(p.b, '\n')
-	if n < 0 {
-		p.fail()
-		return ""
-	}
-	quoted, err := strconv.QuotedPrefix(string(p.b[:n]))
-	if err != nil {
+	quoted, err := strconv.QuotedPrefix(p.left)
+	if err != nil || quoted[0] != '"' {
 		p.fail()
 		return ""
 	}
@@ -305,7 +304,7 @@ func (p *parser) text() string {
 		p.fail()
 		return ""
 	}
-	p.b = p.b[len(quoted):]
+	p.left = p.left[len(quoted):]
 	return s
 }
 
@@ -350,9 +349,9 @@ func (r *record) finish(s *slot, end backends.End) {
 		end.Outcome = backends.OutcomeUnknown
 	}
 	keep := min(len(r.past), backends.HistoryLength-1)
-	r.past = append([]backends.Past{{
+	r.past = slices.Insert(r.past[:keep], 0, backends.Past{
 		Slot: s.number, Term: s.term, Holder: s.holder, Since: time.Unix(0, s.since), End: end,
-	}}, r.past[:keep]...)
+	})
 	s.end, s.handle, s.ask, s.by, s.ttl = end, "", ask{}, process{}, 0
 }
 
