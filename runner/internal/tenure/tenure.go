@@ -185,7 +185,7 @@ func New(c Config, sent Instant, ttl time.Duration, now Instant) *Machine {
 	m := &Machine{
 		c:         c,
 		chance:    rand.New(rand.NewPCG(c.Seed, 0x756e6465726c6561)),
-		now:       max(now, sent),
+		now:       min(max(now, sent), Never-1),
 		margin:    c.Margin,
 		stopped:   Never,
 		runStopAt: Never,
@@ -400,8 +400,8 @@ func (m *Machine) Renewals() int { return m.renewals }
 // Margin returns the margin in force.
 func (m *Machine) Margin() time.Duration { return m.margin }
 
-// see moves the latest instant on; a caller's clock that seems to go back is not believed.
-func (m *Machine) see(now Instant) { m.now = max(m.now, now) }
+// see moves the latest instant on; a caller's clock that seems to go back is not believed, and Never does not come.
+func (m *Machine) see(now Instant) { m.now = min(max(m.now, now), Never-1) }
 
 // decide returns what is due now. Publish comes with every change of the deadlines, so that the guardian never acts on
 // instants that the machine has given up.
@@ -475,7 +475,7 @@ func (m *Machine) lose(c Cause) {
 	m.validUntil = min(m.validUntil, m.now)
 	m.lossKill = m.now
 	if m.c.LossGrace {
-		m.lossKill = min(killAt, after(m.now, m.c.Grace))
+		m.lossKill = min(killAt, after(m.now, m.c.Grace), Never-1)
 	}
 }
 
