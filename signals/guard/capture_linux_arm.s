@@ -1,0 +1,15 @@
+#include "textflag.h"
+
+// onSignal is entered by the kernel on the signal stack: R0 = signal, R1 = *siginfo_t. It writes the first 32 bytes of the
+// siginfo to the pipe. Everything it clobbers is restored by sigreturn.
+TEXT ·onSignal(SB), NOSPLIT|NOFRAME|TOPFRAME, $0-0
+	MOVW ·capturePipe(SB), R0
+	MOVW $32, R2
+	MOVW $4, R7               // write
+	SWI  $0
+	RET
+
+TEXT ·onSignalPC(SB), NOSPLIT, $0-4
+	MOVW $·onSignal(SB), R0
+	MOVW R0, ret+0(FP)
+	RET

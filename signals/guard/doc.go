@@ -1,0 +1,32 @@
+// Package guard is the guardian: the process that is the parent of the command, and that kills the command and everything
+// it started at the deadline, also when the wrapper is stopped, frozen, out of memory or gone.
+//
+// # Promise
+//
+//   - At the instant of a kill (see [Page]) every process of the tree is sent SIGKILL, again and again, until the kernel
+//     says that no child is left (ECHILD). As a subreaper the guardian inherits what loses its parent, so setsid and
+//     double forks do not escape it.
+//   - A kill that has begun is not taken back, whatever the wrapper publishes later.
+//   - No process outside of the tree is ever signalled: a process is opened (pidfd), then its ancestry is read, then it
+//     is signalled through the descriptor.
+//   - Without the wrapper the command gets its stop signal at once, and the tree is dead after the grace at the latest.
+//
+// # How
+//
+// The wrapper executes its own binary as "ul-guard", with no argument and no environment. This package's init function
+// diverts, before heavier packages initialise; that is why it imports little (no x/sys, no fmt). The guardian finds its
+// control socket among its descriptors, gets the page of deadlines with the first message, forks the command when it is
+// told to, and only then leaves the caller's session, so that the command stays where a shell has put it while ^C, ^Z and
+// signals to the job do not reach the guardian.
+//
+// It is one loop around one ppoll: a timer on CLOCK_BOOTTIME, the control socket, a pipe of signals (SIGCHLD among them), a
+// pidfd of the wrapper and one of the command. It has no Go timer, no netpoller and no second goroutine; while nothing
+// happens it does not wake up. The timer only wakes it up: what to do follows from the clock and the page.
+//
+// # Limits
+//
+// Wrapper and guardian killed at the same instant: the command dies (PR_SET_PDEATHSIG), what it started does not. A process
+// that became another user cannot be signalled by an unprivileged guardian; it is reported as stuck and never counted as
+// gone. Work that was handed to a server (a container engine, ssh, at) is not part of the tree. Without /proc only the
+// command, its process group and what the kernel hands over can be reached.
+package guard

@@ -1,0 +1,614 @@
+package guard
+
+import (
+	"runtime"
+	"syscall"
+	"unsafe"
+)
+
+const (
+	passEvery   = 2_000_000      // between two walks of a kill
+	passSlowest = 100_000_000    // between two walks once a second has passed
+	stuckAfter  = 1_000_000_000  // from the first SIGKILL to the first report
+	stuckEvery  = 10_000_000_000 // between two reports
+	sameSignal  = 50_000_000     // two deliveries of one signal within this are one act of its sender
+	exitRefused = 70
+)
+
+// guardian is the state of the loop.
+type guardian struct {
+	wrapper   int // pid
+	wrapperFd int // pidfd, or -1
+	sock      int // -1 once the wrapper is gone
+	page      *Page
+	shared    bool // the command is in the caller's process group
+	timer     int
+	signals   int // pipe of Capture
+	got       [65]int64
+
+	command   Command
+	pid       int // of the command; 0 before the start
+	pidFd     int // pidfd of the command, or -1
+	exited    bool
+	childless bool
+	pins      []int
+
+	stopped bool  // the stop signal was sent
+	decided bool  // by us: ownKill counts from it
+	ownKill int64 // grace after a stop that we decided, or after the wrapper's end
+	ownWhy  Why
+	orphan  bool
+
+	killing       bool
+	killWhy       Why
+	killedAt      int64
+	nextPass, gap int64
+	nextStuck     int64
+
+	queue    []*Report // not yet sent
+	ended    bool      // the last report is in the queue
+	finished bool
+	walk     Walk
+	armed    int64 // for when the timer is set
+}
+
+// run is the guardian's life. It returns its exit code, which nobody but the wrapper sees.
+func run() int {
+	runtime.LockOSThread() // PR_SET_PDEATHSIG of the command is about this thread
+	setName(Name)
+	g := &guardian{wrapper: syscall.Getppid(), pidFd: -1, wrapperFd: -1, armed: Never, ownKill: Never}
+	hello, fds, ok := g.find()
+	if !ok || hello.Op != OpHello || len(fds) != 1 {
+		say("underlease: " + Name + " is started by underlease itself, not by people\n")
+		return exitRefused
+	}
+	g.shared = hello.Arg == 1
+	var e syscall.Errno
+	if g.page, e = mapPage(fds[0]); e != 0 {
+		return exitRefused
+	}
+	syscall.Close(fds[0])
+	if g.timer, e = NewTimer(); e != 0 {
+		return exitRefused
+	}
+	if g.signals, e = Capture(); e != 0 {
+		return exitRefused
+	}
+	g.capture()
+	if e = Subreaper(); e != 0 {
+		return exitRefused
+	}
+	if g.wrapperFd, e = PidfdOpen(g.wrapper); e != 0 {
+		g.wrapperFd = -1 // before 5.3: the end of the connection says it too
+	}
+	if syscall.Getppid() != g.wrapper {
+		return exitRefused
+	}
+	g.walk = Walk{Root: syscall.Getpid(), Beat: func() { g.page.beat.Store(Now()) }}
+	for !g.finished {
+		g.step()
+	}
+	return 0
+}
+
+// find looks for the control socket: the wrapper put it on a free number of its choice, and its first message is waiting.
+func (g *guardian) find() (o Order, fds []int, ok bool) {
+	for fd, limit := 3, openLimit(); fd < limit; fd++ {
+		if !isOurSocket(fd, g.wrapper) {
+			continue
+		}
+		var b [orderSize]byte
+		n, _, e := receive(fd, b[:], syscall.MSG_PEEK)
+		if _, ours := parseOrder(b[:n]); e != 0 || !ours {
+			continue
+		}
+		syscall.CloseOnExec(fd)
+		n, fds, _ = receive(fd, b[:], 0)
+		g.sock = fd
+		o, ok = parseOrder(b[:n])
+		return o, fds, ok
+	}
+	return o, nil, false
+}
+
+// isOurSocket says whether fd is a packet socket whose pair was made by the process pid.
+func isOurSocket(fd, pid int) bool {
+	var kind int32
+	size := uint32(4)
+	_, _, e := syscall.RawSyscall6(syscall.SYS_GETSOCKOPT, uintptr(fd), syscall.SOL_SOCKET, soType,
+		uintptr(unsafe.Pointer(&kind)), uintptr(unsafe.Pointer(&size)), 0)
+	if e != 0 || kind != syscall.SOCK_SEQPACKET {
+		return false
+	}
+	var cred syscall.Ucred
+	size = syscall.SizeofUcred
+	_, _, e = syscall.RawSyscall6(syscall.SYS_GETSOCKOPT, uintptr(fd), syscall.SOL_SOCKET, soPeercred,
+		uintptr(unsafe.Pointer(&cred)), uintptr(unsafe.Pointer(&size)), 0)
+	return e == 0 && int(cred.Pid) == pid
+}
+
+// capture takes all signals that could end or stop the guardian: a signal to every process of a job or a control group must not take the
+// command's guardian away. Faults stay with the runtime.
+func (g *guardian) capture() {
+	var old sigaction
+	for sig := syscall.Signal(1); sig <= 64; sig++ {
+		switch sig {
+		case syscall.SIGKILL, syscall.SIGSTOP, // cannot be taken
+			syscall.SIGILL, syscall.SIGTRAP, syscall.SIGABRT, syscall.SIGBUS, syscall.SIGFPE, syscall.SIGSEGV, syscall.SIGSYS, // faults
+			syscall.SIGURG, syscall.SIGPROF, 32, 33, 34: // the runtime's and the C libraries' own
+		default:
+			captureSignal(sig, &old)
+		}
+	}
+}
+
+// step is one turn of the loop: decide by the clock and the page, collect children, send what is queued, wait.
+func (g *guardian) step() {
+	if g.pid != 0 {
+		g.collect()
+		g.decide()
+	}
+	g.flush()
+	if g.finished {
+		return
+	}
+	g.wait()
+}
+
+// decide acts on what is due.
+func (g *guardian) decide() {
+	if g.ended {
+		return
+	}
+	now, d := Now(), g.page.Read()
+	if at, why := g.killAt(d); !g.killing && now >= at {
+		g.kill(why, now)
+	}
+	if g.killing {
+		g.pass(now)
+		return
+	}
+	if at, why := stopAt(d); !g.decided && now >= at {
+		g.stopNow(why, now)
+	}
+}
+
+// stopNow stops the command because of a deadline, and limits the time that it has from here on.
+func (g *guardian) stopNow(why Why, now int64) {
+	g.decided = true
+	if at := now + g.command.Grace; at < g.ownKill {
+		g.ownKill, g.ownWhy = at, why
+	}
+	if g.stop() {
+		g.report(&Report{Kind: Stopping, Why: why, At: now})
+	}
+}
+
+func stopAt(d Deadlines) (int64, Why) {
+	if d.RunStopAt < d.StopAt {
+		return d.RunStopAt, WhyMaxRun
+	}
+	return d.StopAt, WhyLease
+}
+
+// killAt is the instant of the kill as things stand.
+func (g *guardian) killAt(d Deadlines) (int64, Why) {
+	at, why := d.KillAt, WhyLease
+	if d.RunKillAt < at {
+		at, why = d.RunKillAt, WhyMaxRun
+	}
+	if d.DrainKillAt < at {
+		at, why = d.DrainKillAt, WhyDrain
+	}
+	if g.ownKill < at {
+		at, why = g.ownKill, g.ownWhy
+	}
+	if ordered := g.page.ordered.Load(); ordered != 0 {
+		at, why = ordered, WhyOrder
+	}
+	return at, why
+}
+
+// kill begins the kill. There is no way back.
+func (g *guardian) kill(why Why, now int64) {
+	g.killing, g.killWhy, g.killedAt = true, why, now
+	g.nextPass, g.gap, g.nextStuck = now, passEvery, now+stuckAfter
+	g.page.beat.Store(now)
+	g.page.killing.Store(now)
+	g.report(&Report{Kind: Killing, Why: why, At: now})
+}
+
+// pass is one attempt to kill everything, if it is due.
+func (g *guardian) pass(now int64) {
+	g.page.beat.Store(now)
+	if now < g.nextPass {
+		return
+	}
+	g.shootGroup()
+	s := g.walk.Kill()
+	now = Now()
+	if now >= g.killedAt+stuckAfter {
+		g.gap = min(2*g.gap, passSlowest)
+	}
+	if now >= g.nextStuck {
+		g.nextStuck = now + stuckEvery
+		r := &Report{Kind: Stuck, Why: g.killWhy, At: now, Errno: s.Denied}
+		r.name(s)
+		g.report(r)
+	}
+	g.nextPass = now + g.gap
+}
+
+// shootGroup kills the command's process group and the command. The group is ours as long as the command, its leader, is not collected:
+// until then its number cannot pass to strangers.
+func (g *guardian) shootGroup() {
+	if g.exited {
+		return
+	}
+	if !g.shared {
+		syscall.Kill(-g.pid, syscall.SIGKILL)
+	}
+	g.signal(syscall.SIGKILL)
+}
+
+// signal reaches the command alone, and nobody once it was collected.
+func (g *guardian) signal(sig syscall.Signal) {
+	switch {
+	case g.pid == 0 || g.exited:
+	case g.pidFd >= 0:
+		PidfdSignal(g.pidFd, sig)
+	default:
+		syscall.Kill(g.pid, sig) // not collected, therefore still its number
+	}
+}
+
+// stop sends the stop signal, once. A stopped command has to run to heed it.
+func (g *guardian) stop() bool {
+	if g.stopped || g.exited {
+		return false
+	}
+	g.stopped = true
+	g.signal(g.command.StopSignal)
+	g.signal(syscall.SIGCONT)
+	return true
+}
+
+// collect takes in every child that has ended.
+func (g *guardian) collect() {
+	for !g.childless {
+		pid, e := peek()
+		if e == syscall.ECHILD {
+			g.childless = true
+			break
+		}
+		if pid == 0 {
+			break
+		}
+		if pid == g.pid && !g.exited {
+			g.commandEnded()
+			continue
+		}
+		Reap(pid)
+	}
+	if g.exited && !g.ended {
+		g.afterExit()
+	}
+}
+
+// commandEnded is called while the command is a zombie: its process group is still its own.
+func (g *guardian) commandEnded() {
+	now := Now()
+	var left Survey
+	if !g.killing && !g.alone() {
+		left = g.walk.Count()
+	}
+	if g.killing || g.command.Leftovers == LeftoversKill && !g.orphan {
+		if !g.shared {
+			syscall.Kill(-g.pid, syscall.SIGKILL)
+		}
+	}
+	ws, _ := Reap(g.pid)
+	g.exited = true
+	if g.pidFd >= 0 {
+		syscall.Close(g.pidFd)
+		g.pidFd = -1
+	}
+	g.report(&Report{Kind: Exited, Status: ws, At: now})
+	if left.Count > 0 {
+		killed := uint32(0)
+		if g.command.Leftovers == LeftoversKill && !g.orphan {
+			killed = 1
+		}
+		r := &Report{Kind: Leftover, Why: WhyLeftover, At: now, Killed: killed}
+		r.name(left)
+		g.report(r)
+	}
+}
+
+// alone says that the command is the only child: it left nothing behind. Orphans come to the first thread.
+func (g *guardian) alone() bool {
+	self := g.walk.Root
+	b := g.walk.read(procPath(self, "/task/", self, "/children"))
+	want := string(procPath(g.pid, " "))[len("/proc/"):]
+	return string(b) == want
+}
+
+// afterExit decides how it goes on without the command.
+func (g *guardian) afterExit() {
+	now := Now()
+	switch {
+	case g.childless:
+		g.end(now)
+	case g.killing || g.orphan:
+	case g.command.Leftovers == LeftoversKill:
+		g.kill(WhyLeftover, now)
+	case g.command.Leftovers == LeftoversIgnore:
+		g.end(now)
+	}
+}
+
+// end reports that nothing is left that we wait for. The locks go first, so that the next holder finds them free.
+func (g *guardian) end(now int64) {
+	for _, fd := range g.pins {
+		syscall.Close(fd)
+	}
+	g.pins = nil
+	g.ended = true
+	g.report(&Report{Kind: Gone, At: now})
+}
+
+// report queues a message; the newest report of a stuck kill replaces an older one that has not been read.
+func (g *guardian) report(r *Report) {
+	if g.sock < 0 {
+		return
+	}
+	if n := len(g.queue); r.Kind == Stuck && n > 0 && g.queue[n-1].Kind == Stuck {
+		g.queue[n-1] = r
+		return
+	}
+	g.queue = append(g.queue, r)
+}
+
+// flush sends what is queued as far as the wrapper reads, and ends the guardian after its last message.
+func (g *guardian) flush() {
+	for g.sock >= 0 && len(g.queue) > 0 {
+		e := send(g.sock, g.queue[0].bytes())
+		if e == syscall.EAGAIN || e == syscall.ENOBUFS || e == syscall.ENOMEM {
+			return
+		}
+		if e != 0 {
+			g.wrapperGone()
+			break
+		}
+		g.queue = g.queue[1:]
+	}
+	if g.ended {
+		g.finished = true
+	}
+}
+
+// wait arms the timer for the next instant at which something is due, and sleeps until then or until something happens.
+func (g *guardian) wait() {
+	next, d := Never, g.page.Read()
+	if g.pid != 0 && !g.ended {
+		if g.killing {
+			next = g.nextPass
+		} else {
+			next, _ = g.killAt(d)
+			if at, _ := stopAt(d); !g.decided && at < next {
+				next = at
+			}
+		}
+	}
+	if next != g.armed {
+		SetTimer(g.timer, next)
+		g.armed = next
+	}
+	var fds [5]pollfd
+	n := 0
+	add := func(fd int, events int16) *pollfd {
+		fds[n] = pollfd{fd: int32(fd), events: events} // a negative number is passed over
+		n++
+		return &fds[n-1]
+	}
+	timer := add(g.timer, pollIn)
+	sigs := add(g.signals, pollIn)
+	wrapper := add(-1, 0)
+	if !g.orphan {
+		wrapper.fd, wrapper.events = int32(g.wrapperFd), pollIn
+	}
+	sock := add(g.sock, pollIn)
+	if len(g.queue) > 0 {
+		sock.events |= pollOut
+	}
+	poll(fds[:n], -1)
+	if timer.revents != 0 {
+		var b [8]byte
+		syscall.Read(g.timer, b[:])
+		g.armed = 0 // fired: arm again
+	}
+	if sigs.revents != 0 {
+		g.takeSignals()
+	}
+	if sock.revents != 0 {
+		g.obey()
+	}
+	if wrapper.revents != 0 {
+		g.wrapperGone()
+	}
+}
+
+// takeSignals empties the pipe of signals. SIGCHLD has done its duty by waking us; others are remembered, see forward.
+func (g *guardian) takeSignals() {
+	var b [64 * CapturedSize]byte
+	for {
+		n, err := syscall.Read(g.signals, b[:])
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil || n <= 0 {
+			return
+		}
+		now := Now()
+		for r := b[:n]; len(r) >= CapturedSize; r = r[CapturedSize:] {
+			if c := ParseCaptured(r); c.Signal > 0 && int(c.Signal) < len(g.got) && !c.FromKernel() {
+				g.got[c.Signal] = now
+			}
+		}
+	}
+}
+
+// obey does what the wrapper asks.
+func (g *guardian) obey() {
+	for g.sock >= 0 && !g.finished {
+		var b [orderSize]byte
+		n, fds, e := receive(g.sock, b[:], 0)
+		if e == syscall.EAGAIN {
+			return
+		}
+		o, ok := parseOrder(b[:n])
+		if e != 0 || n == 0 || !ok {
+			g.wrapperGone()
+			return
+		}
+		switch o.Op {
+		case OpPin:
+			g.pins = append(g.pins, fds...)
+			g.report(&Report{Kind: Pinned, At: Now()})
+			g.flush()
+		case OpStart:
+			g.start(fds)
+		case OpForward:
+			g.forward(syscall.Signal(o.Arg))
+		case OpStop:
+			g.stop()
+		case OpClose:
+			if g.pid == 0 {
+				g.finished = true
+			}
+		case OpLook: // every turn looks
+		}
+	}
+}
+
+// forward passes a signal on to the command, unless its sender has reached the command already: a signal that came to us as well, at the same
+// moment, went to every process of our control group.
+func (g *guardian) forward(sig syscall.Signal) {
+	g.takeSignals()
+	if int(sig) < len(g.got) && sig > 0 {
+		at := g.got[sig]
+		g.got[sig] = 0
+		if at != 0 && Now()-at < sameSignal {
+			return
+		}
+	}
+	g.signal(sig)
+}
+
+// start forks the command if there is time for it, and then leaves the caller's session.
+func (g *guardian) start(fds []int) {
+	if g.pid != 0 || len(fds) != 1 {
+		g.report(&Report{Kind: Refused, Errno: syscall.EINVAL, At: Now()})
+		return
+	}
+	c, mapped, ok := unseal(fds[0])
+	syscall.Close(fds[0])
+	if !ok {
+		g.report(&Report{Kind: Refused, Errno: syscall.ENOMEM, At: Now()})
+		return
+	}
+	pid, e, late := g.fork(&c)
+	switch {
+	case late:
+		g.report(&Report{Kind: Refused, At: Now()})
+	case e != 0:
+		g.report(&Report{Kind: Refused, Errno: e, At: Now()})
+	default:
+		g.pid = pid
+		g.report(&Report{Kind: Started, Pid: int32(pid), At: Now()})
+	}
+	g.flush()
+	g.command = Command{StopSignal: c.StopSignal, Grace: c.Grace, Leftovers: c.Leftovers}
+	syscall.Munmap(mapped)
+	if g.pid == 0 {
+		return
+	}
+	if fd, e := PidfdOpen(pid); e == 0 {
+		g.pidFd = fd
+	}
+	syscall.Setsid()
+	// What came until now reached us as a member of the caller's process group, or before there was a command.
+	g.takeSignals()
+	g.got = [65]int64{}
+	CloseInherited()
+	if syscall.Geteuid() == 0 {
+		protect()
+	}
+}
+
+// fork runs the command, as execvp does where the file has a format that the kernel does not know.
+func (g *guardian) fork(c *Command) (pid int, e syscall.Errno, late bool) {
+	attr := &syscall.ProcAttr{Env: c.Env, Files: []uintptr{0, 1, 2},
+		Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: !g.shared}}
+	d := g.page.Read()
+	if at, _ := stopAt(d); Now() >= at || g.page.ordered.Load() != 0 {
+		return 0, 0, true
+	}
+	pid, err := syscall.ForkExec(c.Path, c.Args, attr)
+	if err == syscall.ENOEXEC {
+		args := []string{"/bin/sh", c.Path}
+		if len(c.Args) > 1 {
+			args = append(args, c.Args[1:]...)
+		}
+		pid, err = syscall.ForkExec("/bin/sh", args, attr)
+	}
+	if err != nil {
+		e, ok := err.(syscall.Errno)
+		if !ok {
+			e = syscall.EINVAL
+		}
+		return 0, e, false
+	}
+	return pid, 0, false
+}
+
+// protect takes the guardian out of the kernel's choice when memory runs out. The command has what it inherited.
+func protect() {
+	if fd, err := syscall.Open("/proc/self/oom_score_adj", syscall.O_WRONLY|syscall.O_CLOEXEC, 0); err == nil {
+		syscall.Write(fd, []byte("-1000"))
+		syscall.Close(fd)
+	}
+}
+
+// wrapperGone makes the guardian act alone: the stop signal at once, the kill after the grace at the latest.
+func (g *guardian) wrapperGone() {
+	if g.orphan {
+		return
+	}
+	g.orphan = true
+	syscall.Close(g.sock)
+	g.sock, g.queue = -1, nil
+	if g.pid == 0 || g.ended {
+		g.finished = true
+		return
+	}
+	now := Now()
+	if !g.killing {
+		if at := now + g.command.Grace; at < g.ownKill {
+			g.ownKill, g.ownWhy = at, WhyOrphan
+		}
+		g.decided = true
+		g.stop()
+	}
+	go say("underlease: the wrapper was killed: stopping the command and everything it started\n")
+}
+
+// say writes one line to people, if that does not block. It runs beside the loop: the descriptor is shared with the command, so it cannot be made
+// non-blocking, and another writer may take the room that was seen.
+func say(line string) {
+	fds := []pollfd{{fd: 2, events: pollOut}}
+	poll(fds, 0)
+	if fds[0].revents&pollOut != 0 && fds[0].revents&(pollErr|pollHup) == 0 {
+		syscall.Write(2, []byte(line))
+	}
+}

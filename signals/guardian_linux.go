@@ -1,0 +1,439 @@
+package signals
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/underlease/underlease/signals/guard"
+)
+
+// Options say how the wrapper behaves beside its guardian. The zero value is right for a process that has other things to do as well.
+type Options struct {
+	// DropInherited lets go of the wrapper's own copies of the command's descriptors once the command runs: 0 and 1
+	// become /dev/null and what was inherited above 2 is closed. A reader of the command's output then sees the end of file
+	// when the command closes it. For a process that is nothing but a wrapper.
+	DropInherited bool
+	// OwnGroup puts the command into a process group of its own although there is a terminal: for a command that is not to use it.
+	OwnGroup bool
+}
+
+const (
+	answerWithin  = 10 * time.Second       // an answer of the guardian to Pin and Start; a machine under load is slow to start it
+	confirmWithin = 50 * time.Millisecond  // from the order to kill to the guardian's kill
+	aliveWithin   = 500 * time.Millisecond // between two signs of life of a guardian that kills
+	passEvery     = 2 * time.Millisecond   // between two walks of the wrapper's own kill
+	passSlowest   = 100 * time.Millisecond
+	stuckAfter    = time.Second
+	stuckEvery    = 10 * time.Second
+)
+
+// errGuardian is what Pin and Start return when there is no guardian to ask.
+var errGuardian = errors.New("the guardian has ended or does not answer")
+
+// Guardian is the wrapper's view of the process that is the parent of the command. It implements runner.Tree.
+//
+// The guardian does what is due by itself. The wrapper is its backup: it ends a guardian that does not begin a kill within 50 ms of the
+// order, and where the guardian is gone, the orphans of the tree have become the wrapper's own children (it is a subreaper
+// too) and are killed by it.
+type Guardian struct {
+	opt    Options
+	pid    int
+	sock   *os.File // used through raw; Go's poller waits for what comes
+	fd     int
+	page   *guard.Page
+	shared bool // the command is in our process group
+
+	strangers map[int]bool // children of this process that were there before the first guardian
+
+	answers chan guard.Report // to Pin and Start; closed with the guardian
+	events  chan Event
+	gone    chan struct{} // closed when the tree is gone, or there never was one
+	dead    chan struct{} // closed when the guardian was collected
+
+	last    Deadlines // published; used by the caller's goroutine alone
+	started atomic.Int64
+	command atomic.Int64 // pid
+	shot    atomic.Bool  // we ended the guardian ourselves
+	backup  sync.Once
+
+	mu        sync.Mutex
+	collected bool // pid may be somebody else's
+	exited    bool // the command's end was reported
+}
+
+// Launch starts a guardian. It takes a few milliseconds until it listens, which pass beside whatever the caller does next.
+func Launch(opt Options) (*Guardian, error) {
+	if e := guard.Subreaper(); e != 0 {
+		return nil, fmt.Errorf("cannot become the parent of orphans: %w", e)
+	}
+	g := &Guardian{
+		opt:     opt,
+		shared:  !opt.OwnGroup && Terminal(),
+		answers: make(chan guard.Report, 4),
+		events:  make(chan Event, 64),
+		gone:    make(chan struct{}),
+		dead:    make(chan struct{}),
+		last:    Deadlines{Never, Never, Never, Never, Never},
+	}
+	page, pageFd, e := guard.NewPage()
+	if e != 0 {
+		return nil, fmt.Errorf("cannot share memory with the guardian: %w", e)
+	}
+	defer syscall.Close(pageFd)
+	g.page = page
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
+	if err != nil {
+		page.Unmap()
+		return nil, fmt.Errorf("cannot make the guardian's socket: %w", err)
+	}
+	defer syscall.Close(pair[1])
+	g.fd = pair[0]
+	hello := guard.Order{Op: guard.OpHello}
+	if g.shared {
+		hello.Arg = 1
+	}
+	if e := guard.Send(g.fd, hello, pageFd); e != 0 {
+		syscall.Close(g.fd)
+		page.Unmap()
+		return nil, fmt.Errorf("cannot write to the guardian's socket: %w", e)
+	}
+	family.Lock()
+	if len(family.guardians) == 0 && !guard.Childless() {
+		g.strangers = make(map[int]bool)
+		children, _ := guard.Children(os.Getpid())
+		for _, pid := range children {
+			g.strangers[pid] = true
+		}
+		family.strangers = g.strangers
+	}
+	g.strangers = family.strangers
+	g.pid, err = fork(pair[1])
+	if err == nil {
+		family.guardians[g.pid] = g
+	}
+	family.Unlock()
+	if err != nil {
+		syscall.Close(g.fd)
+		page.Unmap()
+		return nil, fmt.Errorf("cannot start the guardian: %w", err)
+	}
+	g.sock = os.NewFile(uintptr(g.fd), "guardian")
+	runtime.AddCleanup(g, (*guard.Page).Unmap, page)
+	go g.watch()
+	if os.Getpid() == 1 {
+		go collectStrangers()
+	}
+	return g, nil
+}
+
+// family is what this process knows of its children: the kernel hands orphans to the process, not to a guardian.
+var family = struct {
+	sync.Mutex
+	guardians map[int]*Guardian
+	strangers map[int]bool
+}{guardians: make(map[int]*Guardian)}
+
+// fork executes this binary as a guardian with the descriptor as its control socket, under the number that it has here. No other
+// descriptor is renumbered: a list with holes keeps what is inherited where it is.
+func fork(sock int) (int, error) {
+	files := make([]uintptr, sock+1)
+	for fd := range files {
+		files[fd] = uintptr(fd)
+		if fd > 2 && fd != sock && !guard.Inherited(fd) {
+			files[fd] = ^uintptr(0)
+		}
+	}
+	attr := &syscall.ProcAttr{Env: []string{}, Files: files}
+	// Not by its own name: a signal to all processes that execute "underlease" is to miss the guardian.
+	pid, err := syscall.ForkExec("/proc/self/exe", []string{guard.Name}, attr)
+	if errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.EACCES) {
+		var self string
+		if self, err = os.Executable(); err == nil {
+			pid, err = syscall.ForkExec(self, []string{guard.Name}, attr)
+		}
+	}
+	return pid, err
+}
+
+// Terminal says whether this process has a controlling terminal. With one, the command stays in the caller's process group, so that job control
+// works as without us; without one it gets a group of its own, which can be killed as a whole.
+func Terminal() bool {
+	fd, err := syscall.Open("/dev/tty", syscall.O_RDWR|syscall.O_NOCTTY|syscall.O_CLOEXEC, 0)
+	if err == nil {
+		syscall.Close(fd)
+	}
+	return err == nil
+}
+
+// watch reads what the guardian reports until its end, and sees to the tree afterwards.
+func (g *Guardian) watch() {
+	var b [guard.ReportSize]byte
+	over := false
+	for {
+		n, err := g.sock.Read(b[:])
+		if err != nil || n == 0 {
+			break
+		}
+		r, ok := guard.ParseReport(b[:n])
+		switch {
+		case !ok:
+		case r.Kind >= guard.Pinned:
+			g.answers <- r
+		case r.Kind == guard.Gone:
+			over = true
+		default:
+			g.report(event(r))
+		}
+		if over {
+			break
+		}
+	}
+	close(g.answers)
+	g.collect()
+	g.sock.Close()
+	if g.command.Load() != 0 || g.started.Load() != 0 {
+		if !over {
+			g.takeOver()
+		}
+		g.report(Event{Kind: Gone, At: Now()})
+	}
+	family.Lock()
+	delete(family.guardians, g.pid)
+	family.Unlock()
+	close(g.gone)
+	close(g.events)
+}
+
+// collect waits for the guardian, whose connection has ended. It is collected before the tree counts as gone, so that the time that the
+// command used is accounted to us.
+func (g *Guardian) collect() {
+	var ws syscall.WaitStatus
+	for {
+		// Not to be collected before the flag says so: until then its number is its own.
+		g.mu.Lock()
+		pid, err := syscall.Wait4(g.pid, &ws, syscall.WNOHANG, nil)
+		if pid == g.pid || err == syscall.ECHILD {
+			g.collected = true
+			g.mu.Unlock()
+			close(g.dead)
+			return
+		}
+		g.mu.Unlock()
+		guard.WaitEnded(g.pid)
+	}
+}
+
+func event(r guard.Report) Event {
+	ev := Event{Kind: EventKind(r.Kind), At: r.At, Why: Why(r.Why), Count: int(r.Count), Killed: r.Killed != 0}
+	for _, pid := range r.Pids[:r.Named] {
+		ev.Pids = append(ev.Pids, int(pid))
+	}
+	if r.Errno != 0 {
+		ev.Err = r.Errno
+	}
+	if ev.Kind == Exited {
+		ev.Status = status(r.Status)
+	}
+	return ev
+}
+
+func status(ws syscall.WaitStatus) Status {
+	if ws.Signaled() {
+		return Status{Code: 128 + int(ws.Signal()), Signal: ws.Signal(), Core: ws.CoreDump()}
+	}
+	return Status{Code: ws.ExitStatus()}
+}
+
+// report delivers an event. Only reports of a stuck kill, which repeat, are dropped when nobody reads.
+func (g *Guardian) report(ev Event) {
+	switch ev.Kind {
+	case Exited:
+		g.mu.Lock()
+		again := g.exited
+		g.exited = true
+		g.mu.Unlock()
+		if again {
+			return
+		}
+	case Stuck:
+		select {
+		case g.events <- ev:
+		default:
+		}
+		return
+	}
+	g.events <- ev
+}
+
+// Events delivers what happens after Start. It is closed after [Gone], or, without a command, with the guardian.
+func (g *Guardian) Events() <-chan Event { return g.events }
+
+// Pin hands copies of descriptors to the guardian, which holds them until the tree is empty, and returns when it has acknowledged them.
+func (g *Guardian) Pin(fds []int) error {
+	for len(fds) > 0 {
+		n := min(len(fds), 16)
+		if e := g.order(guard.Order{Op: guard.OpPin}, fds[:n]...); e != 0 {
+			return fmt.Errorf("cannot hand the lock to the guardian: %w", e)
+		}
+		fds = fds[n:]
+		if _, err := g.answer(answerWithin); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Start runs the command and returns its pid. It waits for the guardian until the stop instant has passed, 10 s at most; a guardian that
+// has not answered by then is ended, and so is what it may have started. *StartError says why there is no command.
+func (g *Guardian) Start(c Command, d Deadlines) (int, error) {
+	g.last = d
+	g.page.Write(guard.Deadlines(d))
+	sealed := guard.Command{Path: c.Path, Args: c.Args, Env: c.Env, StopSignal: c.StopSignal, Grace: int64(c.Grace)}
+	switch c.Leftovers {
+	case LeftoversWait:
+		sealed.Leftovers = guard.LeftoversWait
+	case LeftoversIgnore:
+		sealed.Leftovers = guard.LeftoversIgnore
+	}
+	fd, e := sealed.Seal()
+	if e != 0 {
+		return 0, &StartError{Path: c.Path, Errno: e, Fork: true}
+	}
+	defer syscall.Close(fd)
+	g.started.Store(Now())
+	if e := g.order(guard.Order{Op: guard.OpStart}, fd); e != 0 {
+		g.started.Store(0)
+		return 0, errGuardian
+	}
+	within := answerWithin
+	if stop := min(d.StopAt, d.RunStopAt); stop != Never {
+		within = min(within, max(0, time.Duration(stop-Now()))+confirmWithin)
+	}
+	r, err := g.answer(within)
+	if err != nil {
+		g.shoot()
+		return 0, err
+	}
+	if r.Kind != guard.Started {
+		g.started.Store(0)
+		return 0, &StartError{Path: c.Path, Errno: r.Errno, TooLate: r.Errno == 0, Fork: refused(r.Errno)}
+	}
+	g.command.Store(int64(r.Pid))
+	g.started.Store(r.At)
+	if g.opt.DropInherited {
+		guard.CloseInherited()
+	}
+	return int(r.Pid), nil
+}
+
+// refused says whether an error of fork and exec is about the system's resources, not about the file.
+func refused(e syscall.Errno) bool {
+	switch e {
+	case syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE:
+		return true
+	default:
+		return false
+	}
+}
+
+func (g *Guardian) answer(within time.Duration) (guard.Report, error) {
+	t := time.NewTimer(within)
+	defer t.Stop()
+	select {
+	case r, ok := <-g.answers:
+		if ok {
+			return r, nil
+		}
+	case <-t.C:
+	}
+	return guard.Report{}, errGuardian
+}
+
+// order sends without waiting.
+func (g *Guardian) order(o guard.Order, fds ...int) syscall.Errno {
+	e := syscall.EPIPE
+	if raw, err := g.sock.SyscallConn(); err == nil {
+		if err := raw.Control(func(fd uintptr) { e = guard.Send(int(fd), o, fds...) }); err != nil {
+			e = syscall.EPIPE
+		}
+	}
+	runtime.KeepAlive(g)
+	return e
+}
+
+// Publish tells the guardian new deadlines. It reads them when it wakes up; only one that came closer is worth waking it for.
+func (g *Guardian) Publish(d Deadlines) {
+	closer := d.StopAt < g.last.StopAt || d.KillAt < g.last.KillAt || d.RunStopAt < g.last.RunStopAt ||
+		d.RunKillAt < g.last.RunKillAt || d.DrainKillAt < g.last.DrainKillAt
+	g.last = d
+	g.page.Write(guard.Deadlines(d))
+	if closer {
+		g.order(guard.Order{Op: guard.OpLook})
+	}
+}
+
+// Forward sends a signal to the command alone, unless the command has got it already, with us: from the terminal, or as a member of our control group.
+func (g *Guardian) Forward(sig syscall.Signal) {
+	if g.shared && reached(sig, g.started.Load()) {
+		return
+	}
+	g.order(guard.Order{Op: guard.OpForward, Arg: int32(sig)})
+}
+
+// Stop sends the stop signal to the command alone, at most once, and SIGCONT.
+func (g *Guardian) Stop() { g.order(guard.Order{Op: guard.OpStop}) }
+
+// Kill sends SIGKILL to the whole tree until it is empty, also where the guardian does not react. There is no way back.
+func (g *Guardian) Kill() {
+	g.page.Order(Now())
+	g.order(guard.Order{Op: guard.OpLook})
+	g.backup.Do(func() { go g.second() })
+}
+
+// second watches a kill that was ordered: a guardian that does not begin it, or goes silent in it, is ended, and the wrapper kills.
+func (g *Guardian) second() {
+	for wait := confirmWithin; ; wait = aliveWithin / 2 {
+		select {
+		case <-g.gone:
+			return
+		case <-g.dead:
+			return
+		case <-time.After(wait):
+		}
+		since, beat := g.page.Killing()
+		if since == 0 || time.Duration(Now()-beat) > aliveWithin {
+			g.shoot()
+			return
+		}
+	}
+}
+
+// shoot ends the guardian.
+func (g *Guardian) shoot() {
+	g.shot.Store(true)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.collected {
+		syscall.Kill(g.pid, syscall.SIGKILL)
+	}
+}
+
+// Close ends a guardian that has started no command.
+func (g *Guardian) Close() { g.order(guard.Order{Op: guard.OpClose}) }
+
+// Descendants counts the living processes of the tree.
+func (g *Guardian) Descendants() int {
+	select {
+	case <-g.dead:
+		return 0
+	default:
+	}
+	w := guard.Walk{Root: g.pid}
+	return w.Count().Count
+}
