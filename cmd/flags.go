@@ -1,0 +1,399 @@
+package cmd
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/pflag"
+
+	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/runner"
+	"github.com/underlease/underlease/signals"
+)
+
+// The largest values of --slots and of any duration. Instants are nanoseconds in 64 bits: ten years leave room for every
+// sum of them.
+const (
+	maxSlots    = 1000
+	maxDuration = 10 * 365 * 24 * time.Hour
+)
+
+// settings are the values of all flags of a run, wherever they came from.
+type settings struct {
+	backend, backendFile, config, namespace string
+	holder, report                          string
+
+	ttl                  time.Duration // zero: none
+	wait                 time.Duration // [runner.Forever] with --on-busy wait too
+	minHold, maxRun      time.Duration
+	drain, grace, margin time.Duration
+	renewEvery           time.Duration
+	clockDrift           float64
+
+	onBusy        string
+	busyExit      int
+	ifUnavailable runner.IfUnavailable
+	onLost        runner.OnLost
+	leftovers     signals.Leftovers
+	stopSignal    syscall.Signal
+	slots         int
+
+	quiet, verbose bool
+	logLevel       string
+	logFormat      logFormat
+}
+
+// The values of --on-busy.
+const (
+	busySkip = "skip"
+	busyWait = "wait"
+)
+
+// auto is the word for a duration that follows from others.
+const auto = "auto"
+
+// newFlags returns the flags of a run, with s at their defaults. The same parsers read the environment and the files.
+func newFlags(s *settings, schemes map[string]backends.Scheme, parseSignal func(string) (syscall.Signal, error)) *pflag.FlagSet {
+	fs := pflag.NewFlagSet("run", pflag.ContinueOnError)
+	fs.SortFlags = false
+	text := func(p *string, name, def, what string, check func(string) error) {
+		add(fs, p, name, def, what, func(v string) (string, error) { return v, check(v) }, func(v string) string { return v })
+	}
+	span := func(p *time.Duration, name string, def, least time.Duration, words ...word) {
+		add(fs, p, name, def, "duration",
+			func(v string) (time.Duration, error) { return parseDuration(v, least, words...) },
+			func(d time.Duration) string { return writeDuration(d, words) })
+	}
+
+	text(&s.backend, "backend", "file:", "URL", func(v string) error { return checkBackend(v, schemes) })
+	text(&s.backendFile, "backend-file", "", "file", notEmpty("a file that holds the URL of the store"))
+	text(&s.config, "config", "", "file", notEmpty("a settings file"))
+	text(&s.namespace, "namespace", "", "name", backends.CheckNamespace)
+
+	span(&s.ttl, "ttl", 0, runner.MinTTL, word{"none", 0})
+	span(&s.wait, "wait", 0, 0, word{"forever", runner.Forever})
+	choice(fs, &s.onBusy, "on-busy", busySkip, busySkip, busyWait)
+	add(fs, &s.busyExit, "busy-exit", runner.ExitBusy, "code", parseBusyExit, strconv.Itoa)
+	flag(fs, &s.quiet, "quiet", "q")
+	choice(fs, &s.ifUnavailable, "if-unavailable", runner.UnavailableFail,
+		runner.UnavailableFail, runner.UnavailableSkip, runner.UnavailableRun)
+	span(&s.minHold, "min-hold", 0, 0)
+
+	span(&s.maxRun, "max-run", 0, 0)
+	span(&s.drain, "drain", runner.Forever, 0, word{"forever", runner.Forever})
+	span(&s.grace, "grace", runner.Auto, 0, word{auto, runner.Auto})
+	span(&s.margin, "margin", runner.Auto, 0, word{auto, runner.Auto})
+	span(&s.renewEvery, "renew-every", runner.Auto, time.Millisecond, word{auto, runner.Auto})
+	add(fs, &s.clockDrift, "clock-drift", 0.01, "percentage", parsePercent, writePercent)
+	choice(fs, &s.onLost, "on-lost", runner.LostKill, runner.LostKill, runner.LostTerm)
+	add(fs, &s.stopSignal, "stop-signal", syscall.SIGTERM, "signal", parseSignal, signalName)
+	choice(fs, &s.leftovers, "leftovers", signals.LeftoversKill,
+		signals.LeftoversKill, signals.LeftoversWait, signals.LeftoversIgnore)
+	add(fs, &s.slots, "slots", 1, "number", parseSlots, strconv.Itoa)
+
+	text(&s.holder, "holder", "", "label", checkHolder)
+	text(&s.report, "report", "", "file", notEmpty("a file for the report"))
+	flag(fs, &s.verbose, "verbose", "v")
+	choice(fs, &s.logLevel, "log-level", "warn", "debug", "info", "warn", "error")
+	choice(fs, &s.logFormat, "log-format", formatText, formatText, formatJSON)
+	return fs
+}
+
+// value is a setting as a flag: one parser for whatever gives it, so that one wording refuses it.
+type value[T any] struct {
+	p     *T
+	kind  string
+	parse func(string) (T, error) // its error goes on after "--flag: "
+	write func(T) string          // what parse reads back
+}
+
+func (v *value[T]) Set(s string) error {
+	x, err := v.parse(s)
+	if err != nil {
+		return err
+	}
+	*v.p = x
+	return nil
+}
+
+func (v *value[T]) String() string { return v.write(*v.p) }
+func (v *value[T]) Type() string   { return v.kind }
+
+func add[T any](fs *pflag.FlagSet, p *T, name string, def T, kind string, parse func(string) (T, error), write func(T) string) {
+	*p = def
+	fs.Var(&value[T]{p: p, kind: kind, parse: parse, write: write}, name, "")
+}
+
+func choice[T ~string](fs *pflag.FlagSet, p *T, name string, def T, of ...T) {
+	add(fs, p, name, def, "word", func(s string) (T, error) {
+		if slices.Contains(of, T(s)) {
+			return T(s), nil
+		}
+		return "", fmt.Errorf("%q is none of %s", s, join(of))
+	}, func(v T) string { return string(v) })
+}
+
+func join[T ~string](words []T) string {
+	var b strings.Builder
+	for i, w := range words {
+		switch {
+		case i > 0 && i == len(words)-1:
+			b.WriteString(" and ")
+		case i > 0:
+			b.WriteString(", ")
+		}
+		b.WriteString(string(w))
+	}
+	return b.String()
+}
+
+func flag(fs *pflag.FlagSet, p *bool, name, short string) {
+	fs.VarP(&value[bool]{p: p, kind: "bool", parse: parseBool, write: strconv.FormatBool}, name, short, "")
+	fs.Lookup(name).NoOptDefVal = "true"
+}
+
+func parseBool(s string) (bool, error) {
+	switch s {
+	case "true", "1":
+		return true, nil
+	case "false", "0":
+		return false, nil
+	}
+	return false, fmt.Errorf("%q is neither true nor false", s)
+}
+
+// word is a duration that has a name.
+type word struct {
+	name string
+	d    time.Duration
+}
+
+const durationExample = "give a number with a unit, such as 90s or 1h30m"
+
+func parseDuration(s string, least time.Duration, words ...word) (time.Duration, error) {
+	orWord := ""
+	for _, w := range words {
+		if s == w.name {
+			return w.d, nil
+		}
+		orWord += ", or " + w.name
+	}
+	d, err := time.ParseDuration(s)
+	switch {
+	case err != nil && s != "" && strings.Trim(s, "0123456789.+-") == "" && strings.ContainsAny(s, "0123456789"):
+		return 0, fmt.Errorf("%q has no unit: %s%s", s, durationExample, orWord)
+	case err != nil && !tooLong(s):
+		return 0, fmt.Errorf("%q is not a duration: %s%s", s, durationExample, orWord)
+	case err != nil || d > maxDuration:
+		return 0, fmt.Errorf("%q is too long: give at most %s%s", s, short(maxDuration), orWord)
+	case d < 0:
+		return 0, fmt.Errorf("%q is negative: give at least %s%s", s, short(least), orWord)
+	case d < least:
+		return 0, fmt.Errorf("%q is too short: give at least %s%s", s, short(least), orWord)
+	}
+	return d, nil
+}
+
+// tooLong reports whether s would be a duration if its numbers were smaller.
+func tooLong(s string) bool {
+	var b strings.Builder
+	digits := 0
+	for _, r := range s {
+		if r >= '0' && r <= '9' {
+			digits++
+		} else {
+			digits = 0
+		}
+		if digits <= 1 {
+			b.WriteRune(r)
+		}
+	}
+	_, err := time.ParseDuration(b.String())
+	return err == nil
+}
+
+func writeDuration(d time.Duration, words []word) string {
+	for _, w := range words {
+		if d == w.d {
+			return w.name
+		}
+	}
+	if d == 0 {
+		return "0"
+	}
+	return exact(d)
+}
+
+func parsePercent(s string) (float64, error) {
+	number, ok := strings.CutSuffix(s, "%")
+	if !ok && s != "0" {
+		if _, err := strconv.ParseFloat(s, 64); err == nil {
+			return 0, fmt.Errorf("%q has no per cent sign: give 0%% to 50%%, such as 1%%", s)
+		}
+	}
+	f, err := strconv.ParseFloat(number, 64)
+	if err != nil && !errors.Is(err, strconv.ErrRange) || math.IsNaN(f) || strings.Trim(number, "+-.0123456789") != "" {
+		return 0, fmt.Errorf("%q is not a percentage: give 0%% to 50%%, such as 1%%", s)
+	}
+	if f < 0 || f > 50 {
+		return 0, fmt.Errorf("%q is out of range: give 0%% to 50%%, such as 1%%", s)
+	}
+	return f / 100, nil
+}
+
+func writePercent(f float64) string {
+	return strconv.FormatFloat(math.Round(f*1e8)/1e6, 'f', -1, 64) + "%"
+}
+
+// reservedExits are codes of ours that say something else than "held by another".
+var reservedExits = []int{runner.ExitUsage, runner.ExitUnavailable, runner.ExitBug, runner.ExitLost}
+
+func parseBusyExit(s string) (int, error) {
+	n, err := strconv.Atoi(s)
+	switch {
+	case err != nil && !errors.Is(err, strconv.ErrRange):
+		return 0, fmt.Errorf("%q is not an exit code: give 0 to 125, but not 64, 69, 70 or 74", s)
+	case err != nil || n < 0 || n > 125:
+		return 0, fmt.Errorf("%q is out of range: give 0 to 125, but not 64, 69, 70 or 74", s)
+	case slices.Contains(reservedExits, n):
+		return 0, fmt.Errorf("%q means something else here: give 0 to 125, but not 64, 69, 70 or 74", s)
+	}
+	return n, nil
+}
+
+func parseSlots(s string) (int, error) {
+	n, err := strconv.Atoi(s)
+	switch {
+	case err != nil && !errors.Is(err, strconv.ErrRange):
+		return 0, fmt.Errorf("%q is not a number: give 1 to %d", s, maxSlots)
+	case err != nil || n < 1 || n > maxSlots:
+		return 0, fmt.Errorf("%q is out of range: give 1 to %d", s, maxSlots)
+	}
+	return n, nil
+}
+
+func notEmpty(what string) func(string) error {
+	return func(s string) error {
+		if s == "" {
+			return fmt.Errorf("it is empty: give %s, or leave it out", what)
+		}
+		return nil
+	}
+}
+
+const maxHolder = 200
+
+func checkHolder(s string) error {
+	switch {
+	case s == "":
+		return errors.New("it is empty: give a label, or leave it out for the host name and pid")
+	case len(s) > maxHolder:
+		return fmt.Errorf("it has %d bytes: give at most %d", len(s), maxHolder)
+	case !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }):
+		return fmt.Errorf("%q has control characters or is not UTF-8: give a label for people", s)
+	}
+	return nil
+}
+
+// checkBackend looks at the scheme alone; the rest of the URL is the backend's to judge. No error of it shows a password.
+func checkBackend(raw string, schemes map[string]backends.Scheme) error {
+	if raw == "" {
+		return errors.New("it is empty: give a URL such as file: or file:///var/lib/underlease, or leave it out for file:")
+	}
+	kinds := slices.Sorted(maps.Keys(schemes))
+	for i := range kinds {
+		kinds[i] += ":"
+	}
+	u, err := url.Parse(raw)
+	switch {
+	case err != nil:
+		return errors.New("it is not a URL (not shown here, since it may hold a password): give one such as file:///var/lib/underlease")
+	case u.Scheme == "" && strings.Contains(raw, "@"):
+		return errors.New("it has no scheme (not shown here, since it may hold a password): give a URL such as file:///var/lib/underlease")
+	case u.Scheme == "":
+		return fmt.Errorf("%q has no scheme: give a URL such as file: or file:///var/lib/underlease", raw)
+	}
+	if _, ok := schemes[u.Scheme]; !ok {
+		return fmt.Errorf("%q is not a kind of store that is known here: there is %s", u.Scheme+":", join(kinds))
+	}
+	return nil
+}
+
+// schemeOf returns the scheme of a URL that [checkBackend] has passed.
+func schemeOf(raw string) string {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return ""
+	}
+	return u.Scheme
+}
+
+const masked = "xxxxx"
+
+// mask writes a store's URL without its secrets: the password, and the values of query parameters that are named like one.
+func mask(raw string) string {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return masked
+	}
+	if i := strings.LastIndex(u.Opaque, "@"); i >= 0 {
+		u.Opaque = masked + u.Opaque[i:]
+	}
+	pairs := strings.Split(u.RawQuery, "&")
+	for i, p := range pairs {
+		key, _, found := strings.Cut(p, "=")
+		if plain, err := url.QueryUnescape(key); found && (err != nil || secretName(plain)) {
+			pairs[i] = key + "=" + masked
+		}
+	}
+	u.RawQuery = strings.Join(pairs, "&")
+	return u.Redacted()
+}
+
+func secretName(key string) bool {
+	key = strings.ToLower(key)
+	for _, part := range []string{"pass", "pwd", "token", "secret", "key", "auth", "credential"} {
+		if strings.Contains(key, part) {
+			return true
+		}
+	}
+	return false
+}
+
+// exact writes a duration so that [parseDuration] reads the same one back.
+func exact(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = s[:len(s)-2]
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = s[:len(s)-2]
+	}
+	return s
+}
+
+func signalName(s syscall.Signal) string {
+	if n, ok := signalNames[s]; ok {
+		return n
+	}
+	return strconv.Itoa(int(s))
+}
+
+// signalNames are the names that a shell's kill -l shows. Real-time signals go by their number.
+var signalNames = map[syscall.Signal]string{
+	syscall.SIGHUP: "HUP", syscall.SIGINT: "INT", syscall.SIGQUIT: "QUIT", syscall.SIGILL: "ILL", syscall.SIGTRAP: "TRAP",
+	syscall.SIGABRT: "ABRT", syscall.SIGBUS: "BUS", syscall.SIGFPE: "FPE", syscall.SIGKILL: "KILL", syscall.SIGUSR1: "USR1",
+	syscall.SIGSEGV: "SEGV", syscall.SIGUSR2: "USR2", syscall.SIGPIPE: "PIPE", syscall.SIGALRM: "ALRM", syscall.SIGTERM: "TERM",
+	syscall.SIGCHLD: "CHLD", syscall.SIGCONT: "CONT", syscall.SIGSTOP: "STOP", syscall.SIGTSTP: "TSTP", syscall.SIGTTIN: "TTIN",
+	syscall.SIGTTOU: "TTOU", syscall.SIGURG: "URG", syscall.SIGXCPU: "XCPU", syscall.SIGXFSZ: "XFSZ", syscall.SIGVTALRM: "VTALRM",
+	syscall.SIGPROF: "PROF", syscall.SIGWINCH: "WINCH", syscall.SIGIO: "IO", syscall.SIGSYS: "SYS",
+}

@@ -1,0 +1,77 @@
+package cmd
+
+const runForm = "write it as: underlease run [flags] NAME -- COMMAND [ARG...]"
+
+const rootHelp = `underlease runs a command while holding a named lease.
+
+  underlease run nightly-backup -- /usr/local/bin/backup.sh
+
+Commands:
+  run NAME -- COMMAND   run COMMAND under the lease NAME
+  config [NAME]         show the settings in force, and where each came from
+  version               show version and build
+  completion SHELL      print a completion script for bash, zsh or fish
+
+underlease run --help shows flags and exit codes.
+`
+
+// runHelp fits a screen of 50 lines.
+const runHelp = `  underlease run nightly-backup -- /usr/local/bin/backup.sh
+
+Runs COMMAND while holding the lease NAME: at most one such run at a time.
+The lease is released when COMMAND and all that it started have ended.
+
+Usage: underlease run [flags] NAME -- COMMAND [ARG...]
+
+The lease
+  --backend URL           the store (file:); --backend-file FILE holds the URL
+  --namespace TEXT        of the name (empty)
+  --slots N               how many may hold it at once (1)
+  --ttl D                 lease length without renewal (60s; none on file:)
+  --min-hold D            it stays taken for D from its acquisition (0)
+When it is busy, or the store is away
+  --wait D                wait so long (0), or forever
+  --on-busy skip|wait     wait is the same as --wait forever (skip)
+  --busy-exit N           exit code when it was skipped (75)
+  -q, --quiet             no line when it was skipped
+  --if-unavailable fail|skip|run    when the store does not answer (fail)
+The command
+  --max-run D             stop it after D (0: no limit)
+  --drain D               time to end after a signal from outside (forever)
+  --stop-signal SIGNAL    of a stop that we decide (TERM)
+  --leftovers kill|wait|ignore      background processes at its end (kill)
+The deadline
+  --grace D               from that stop to SIGKILL (ttl/4, at most 10s)
+  --margin D              from SIGKILL to the end of the lease (250ms or more)
+  --renew-every D         time between renewals (ttl/6)
+  --clock-drift P         clocks may differ in rate by P (1%)
+  --on-lost kill|term     what a lost lease does to the command (kill)
+Words
+  --config FILE           settings, in place of /etc/underlease.yaml and the
+                          user's; also UNDERLEASE_<FLAG> and keys of the file
+  --holder LABEL          who holds it, for people (host, pid, random)
+  --report FILE           how the run ended, as JSON
+  -v, --verbose           log what happens; --log-level debug|info|warn|error
+  --log-format text|json  of what goes to standard error (text)
+
+Exit codes: the command's own, and 64 usage, 69 store does not answer, 70 bug,
+71 no process to be had, 74 lease lost and command stopped, 75 busy, 76 store
+broke the contract, 77 permission denied, 78 settings, 124 --max-run,
+126 cannot be run, 127 not found.
+`
+
+const configHelp = `  underlease config nightly-backup
+
+Prints every setting that a run of NAME would use here and now, and where it
+came from. Without NAME no section of the settings file counts. Passwords are
+masked. Takes the flags of run.
+
+Usage: underlease config [flags] [NAME]
+
+  --json    print one JSON object
+`
+
+const versionHelp = `Prints version, commit, Go version and platform.
+
+Usage: underlease version [--json]
+`

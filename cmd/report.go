@@ -1,0 +1,218 @@
+package cmd
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/runner"
+)
+
+// reportVersion changes when a reader of the report has to. New fields do not change it.
+const reportVersion = 1
+
+// report is the object that --report writes. Its fields are always there; what is not known is null.
+type report struct {
+	Version  int            `json:"version"`
+	Outcome  runner.Outcome `json:"outcome"`
+	Reason   string         `json:"reason"`    // for people; empty when all went well
+	ExitCode int            `json:"exit_code"` // 128+n where Signal is there
+	Signal   *string        `json:"signal"`    // the command was ended by it, and so were we
+
+	Lease     string         `json:"lease"`
+	Namespace string         `json:"namespace"`
+	Slot      *int           `json:"slot"`
+	Term      *backends.Term `json:"term"`
+	RunID     *string        `json:"run_id"`
+	Holder    string         `json:"holder"`
+	Store     string         `json:"store"` // without credentials
+
+	Started  bool    `json:"started"`   // whether a command ran
+	WaitedMs int64   `json:"waited_ms"` // until the lease was ours, or until we gave up
+	HeldMs   int64   `json:"held_ms"`   // from the acquisition to its end
+	RanMs    int64   `json:"ran_ms"`    // from the start of the command to the end of its last process
+	Renewals int     `json:"renewals"`
+	Released bool    `json:"released"` // the store confirmed it
+	Busy     *busy   `json:"busy"`     // who was in the way
+	Previous *string `json:"previous"` // how the last holder ended: none, ok, failed, unknown
+}
+
+type busy struct {
+	Holder string        `json:"holder"`
+	Slot   int           `json:"slot"`
+	Term   backends.Term `json:"term"`
+	Since  *time.Time    `json:"since"`
+	LeftMs *int64        `json:"left_ms"` // null: until its holder ends
+	Kept   bool          `json:"kept"`    // its holder has ended; what is left is the rest of its hold
+}
+
+func (p *program) reportOf(r runner.Result, code int) report {
+	out := report{
+		Version: reportVersion, Outcome: r.Outcome, Reason: r.Reason, ExitCode: code,
+		Lease: p.lease, Namespace: p.s.namespace, Holder: p.s.holder, Store: mask(p.s.backend),
+		Started: r.Started, WaitedMs: r.Waited.Milliseconds(), HeldMs: r.Held.Milliseconds(), RanMs: r.Ran.Milliseconds(),
+		Renewals: r.Renewals, Released: r.Released,
+	}
+	if p.store != nil {
+		out.Store = p.store.Address
+	}
+	if r.Signal != 0 {
+		out.Signal = ptr(signalName(r.Signal))
+	}
+	if g := r.Grant; g.Term != 0 {
+		out.Slot, out.Term = &g.Slot, &g.Term
+		out.RunID, out.Previous = ptr(runID(g)), ptr(previous(g.Previous))
+	}
+	if b := r.Busy; b != nil {
+		out.Busy = &busy{Holder: b.Holder, Slot: b.Slot, Term: b.Term, Kept: b.Kept}
+		if !b.Since.IsZero() {
+			out.Busy.Since = ptr(b.Since.UTC())
+		}
+		if b.Left != backends.Forever {
+			out.Busy.LeftMs = ptr(b.Left.Milliseconds())
+		}
+		if out.Reason == "" {
+			out.Reason = busyWords(b, p.wall())
+		}
+	}
+	return out
+}
+
+func ptr[T any](v T) *T { return &v }
+
+// reportFile is a report that can be written.
+type reportFile struct {
+	path   string   // of a regular file, which is replaced in one step; or
+	direct *os.File // something else, which is written to
+}
+
+// openReport checks that a report can be written to path, without a trace where it will be a file. /dev/stdout and the
+// like mean our own descriptor, whatever it is open on: to open them anew would write over what others have written.
+func openReport(path string) (*reportFile, error) {
+	if fd, ok := ownDescriptor(path); ok {
+		copied, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		if flags, err := unix.FcntlInt(uintptr(copied), unix.F_GETFL, 0); err != nil || flags&unix.O_ACCMODE == unix.O_RDONLY {
+			_ = unix.Close(copied)
+			return nil, fmt.Errorf("%s is not open for writing", path)
+		}
+		return &reportFile{direct: os.NewFile(uintptr(copied), path)}, nil
+	}
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if _, err := os.Lstat(path); err == nil {
+			return nil, fmt.Errorf("%s is a link to nothing", path)
+		}
+	case err != nil:
+		return nil, plainPathError(err)
+	case info.IsDir():
+		return nil, fmt.Errorf("%s is a directory: name a file", path)
+	case !info.Mode().IsRegular():
+		// Without O_NONBLOCK a pipe that nobody reads would hold us here.
+		f, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NONBLOCK, 0)
+		if err != nil {
+			return nil, plainPathError(err)
+		}
+		return &reportFile{direct: f}, nil
+	default:
+		if path, err = filepath.EvalSymlinks(path); err != nil {
+			return nil, plainPathError(err)
+		}
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			return nil, plainPathError(err)
+		}
+		_ = f.Close() // nothing was written
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return nil, err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), temporary(path))
+	if err != nil {
+		return nil, fmt.Errorf("cannot write into the directory of %s: %w", path, errors.Unwrap(err))
+	}
+	_ = f.Close() // nothing was written
+	if err := os.Remove(f.Name()); err != nil {
+		return nil, plainPathError(err)
+	}
+	return &reportFile{path: path}, nil
+}
+
+func temporary(path string) string { return "." + filepath.Base(path) + ".*" }
+
+// ownDescriptor returns the descriptor of ours that path names.
+func ownDescriptor(path string) (int, bool) {
+	switch path {
+	case "/dev/stdout":
+		return 1, true
+	case "/dev/stderr":
+		return 2, true
+	}
+	for _, dir := range []string{"/dev/fd/", "/proc/self/fd/"} {
+		if number, ok := strings.CutPrefix(path, dir); ok {
+			fd, err := strconv.Atoi(number)
+			return fd, err == nil && fd >= 0
+		}
+	}
+	return 0, false
+}
+
+func (f *reportFile) write(r report) error {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(r); err != nil {
+		return err
+	}
+	if f.direct != nil {
+		defer func() { _ = f.direct.Close() }()                       // the write has been checked
+		_ = f.direct.SetWriteDeadline(time.Now().Add(reportPatience)) //nolint:forbidigo // a deadline of package os is a time of day
+		_, err := f.direct.Write(b.Bytes())
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(f.path), temporary(f.path)) // with mode 0600
+	if err != nil {
+		return plainPathError(err)
+	}
+	_, err = tmp.Write(b.Bytes())
+	err = errors.Join(err, tmp.Close())
+	if err == nil {
+		err = os.Rename(tmp.Name(), f.path)
+	}
+	if err != nil {
+		_ = os.Remove(tmp.Name()) // the first error is the one to tell
+	}
+	return err
+}
+
+// reportPatience is how long a pipe that nobody reads may keep a run from its end, where the descriptor has deadlines.
+const reportPatience = time.Second
+
+func runID(g backends.Grant) string {
+	return backends.Display(g.Namespace, g.Lease) + "/" + g.Term.String()
+}
+
+func previous(e backends.End) string {
+	switch e.Outcome {
+	case backends.OutcomeNone, string(runner.OutcomeOK):
+		return e.Outcome
+	case backends.OutcomeUnknown, "":
+		return backends.OutcomeUnknown
+	default:
+		return string(runner.OutcomeFailed)
+	}
+}

@@ -1,0 +1,334 @@
+package cmd
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/runner"
+)
+
+const defaultTTL = 60 * time.Second
+
+func (p *program) runCommand() *cobra.Command {
+	p.flags = newFlags(&p.s, p.schemes, p.parseSignal)
+	c := &cobra.Command{
+		Use:               "run [flags] NAME -- COMMAND [ARG...]",
+		Short:             "Run a command under a lease",
+		Args:              cobra.ArbitraryArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(c *cobra.Command, args []string) error {
+			command, err := p.words(args, c.ArgsLenAtDash())
+			if err != nil {
+				return err
+			}
+			return p.runLease(command)
+		},
+	}
+	c.Flags().SortFlags = false
+	c.Flags().AddFlagSet(p.flags)
+	completeWords(c)
+	return withHelp(c, p.stdout, runHelp)
+}
+
+// words takes the command line apart. Dash is how many words stand before "--", or negative where there is none.
+func (p *program) words(args []string, dash int) (command []string, err error) {
+	switch {
+	case dash < 0 && len(args) == 0:
+		return nil, usagef(runForm, "the name of the lease and the command are missing")
+	case dash < 0:
+		return nil, usagef(runForm, "-- is missing between the name of the lease and the command")
+	case dash == 0:
+		return nil, usagef(runForm, "the name of the lease is missing before --")
+	case dash > 1:
+		return nil, usagef(runForm, "%q stands between the name of the lease %q and --", args[1], args[0])
+	case len(args) == 1:
+		return nil, usagef(runForm, "the command is missing after --")
+	case args[1] == "":
+		return nil, usagef(runForm, "the command after -- is empty")
+	}
+	if err := backends.CheckLease(args[0]); err != nil {
+		return nil, usagef("", "%v", err)
+	}
+	p.lease = args[0]
+	return args[1:], nil
+}
+
+// loadSettings fills p.s and returns where each value came from.
+func (p *program) loadSettings() (where, error) {
+	files, err := readSettings(p.flags, p.environ, p.systemFile)
+	if err != nil {
+		return where{}, err
+	}
+	w, err := load(p.flags, p.lease, p.environ, files)
+	if err != nil {
+		return w, err
+	}
+	if err := p.s.settle(&w, p.flags); err != nil {
+		return w, err
+	}
+	if w.origins["ttl"].Source == sourceDefault && !p.schemes[schemeOf(p.s.backend)].Endless {
+		p.s.ttl = defaultTTL
+	}
+	return w, nil
+}
+
+// spec turns the settings into what the runner takes, with the defaults that follow from others filled in.
+func (p *program) spec() (runner.Spec, error) {
+	s := &p.s
+	spec := runner.Spec{
+		Namespace: s.namespace, Lease: p.lease, Holder: s.holder, Slots: s.slots,
+		TTL: s.ttl, Wait: s.wait, IfUnavailable: s.ifUnavailable, MinHold: s.minHold,
+		MaxRun: s.maxRun, Drain: s.drain, Grace: s.grace, Margin: s.margin, RenewEvery: s.renewEvery,
+		ClockDrift: s.clockDrift, OnLost: s.onLost, StopSignal: s.stopSignal, Leftovers: s.leftovers,
+	}
+	err := spec.Settle(p.schemes[schemeOf(s.backend)].Endless)
+	var r *runner.RelationError
+	if errors.As(err, &r) {
+		err = settingsf(r.Hint, "%s", r.Text)
+	}
+	return spec, err
+}
+
+// startLog makes the logger that the settings ask for.
+func (p *program) startLog() {
+	level := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}[p.s.logLevel]
+	if p.s.verbose {
+		level = min(level, slog.LevelInfo)
+	}
+	p.log = newLogger(p.voice, p.s.logFormat, level)
+}
+
+// notice says one line at once.
+func (p *program) notice(line, hint string) {
+	if p.s.logFormat != formatJSON {
+		p.voice.say(line, hint)
+		return
+	}
+	attrs := []slog.Attr{slog.String("text", line)}
+	if hint != "" {
+		attrs = append(attrs, slog.String("hint", hint))
+	}
+	p.log.LogAttrs(context.Background(), slog.LevelWarn, "notice", attrs...)
+}
+
+// warn says one line that is not worth more than --log-level warn.
+func (p *program) warn(line, hint string) {
+	if p.log.Enabled(context.Background(), slog.LevelWarn) {
+		p.notice("warning: "+line, hint)
+	}
+}
+
+func (p *program) warnStrange(w where) {
+	for _, v := range w.strange {
+		hint := ""
+		if v.nearest != "" {
+			hint = "did you mean " + v.nearest
+		}
+		p.warn(v.name+" is in the environment, and is not a setting", hint)
+	}
+}
+
+func (p *program) runLease(command []string) error {
+	w, err := p.loadSettings()
+	if err != nil {
+		return err
+	}
+	p.startLog()
+	p.warnStrange(w)
+	spec, err := p.spec()
+	if err != nil {
+		return err
+	}
+	if spec.TTL != 0 && spec.TTL < runner.WarnTTL {
+		p.warn("--ttl "+short(spec.TTL)+" is below "+short(runner.WarnTTL)+": a store that is away for a moment stops the command", "")
+	}
+	if spec.Holder == "" {
+		host, _ := os.Hostname() // the label is for people: without a name it is localhost
+		spec.Holder = newHolder(host, os.Getpid())
+	}
+	p.s.holder = spec.Holder
+	if spec.Path, err = p.resolve(command[0], p.environ); err != nil {
+		code := runner.ExitCannotRun
+		if errors.Is(err, fs.ErrNotExist) {
+			code = runner.ExitNotFound
+		}
+		return &failure{code, runner.OutcomeNotStarted, err.Error(), backends.Hint(err)}
+	}
+	spec.Args, spec.Env = command, p.environ
+	if p.s.report != "" {
+		if p.report, err = openReport(p.s.report); err != nil {
+			return settingsf("", "%v: %v", w.origins["report"], err)
+		}
+	}
+	ctx := context.Background()
+	if p.store, err = p.open(ctx, p.s.backend); err != nil {
+		return openFailure(err)
+	}
+	defer func() { _ = p.store.Close() }() // nothing of the run depends on it any more
+
+	outside := p.listen()
+	alarm := p.alarm()
+	defer alarm.Close()
+	platform := runner.Platform{
+		Launch: p.takeGuardian, Now: p.now, Alarm: alarm, Signals: outside,
+		Log: p.log, Say: p.notice,
+	}
+	if term, _ := lookup(p.environ, "TERM"); p.s.logFormat == formatText && terminalWidth(p.stderr, term) > 0 {
+		platform.Waiting = func(w runner.Waiting) {
+			if w.Done {
+				p.voice.draw("")
+				return
+			}
+			p.voice.draw(fit(waitingWords(w, p.wall()), terminalWidth(p.stderr, term)))
+		}
+	}
+	p.code = p.finish(p.run(ctx, spec, p.store, platform))
+	return nil
+}
+
+func openFailure(err error) error {
+	f := &failure{runner.ExitUnavailable, runner.OutcomeUnavailable, err.Error(), backends.Hint(err)}
+	var c *backends.ConfigError
+	switch {
+	case errors.As(err, &c):
+		f.code, f.outcome = runner.ExitSettings, runner.OutcomeInvalid
+	case errors.Is(err, backends.ErrDenied):
+		f.code, f.outcome = runner.ExitDenied, runner.OutcomeDenied
+	case errors.Is(err, backends.ErrBroken):
+		f.code, f.outcome = runner.ExitBroken, runner.OutcomeBroken
+	}
+	return f
+}
+
+// refuse ends a run that never came to the runner.
+func (p *program) refuse(f *failure) int {
+	if p.log == nil {
+		if format, ok := p.early("log-format"); ok && logFormat(format) == formatJSON {
+			p.s.logFormat = formatJSON
+		}
+		p.startLog()
+	}
+	if p.report == nil {
+		if path, ok := p.early("report"); ok && path != "" {
+			p.report, _ = openReport(path) // the error at hand is the one to tell
+		}
+	}
+	return p.finish(runner.Result{Outcome: f.outcome, Reason: f.text, Hint: f.hint, ExitCode: f.code})
+}
+
+// early returns the text of a setting while the settings are not known, because one of them cannot be read: from what was
+// parsed, from the rest of the command line, or from the environment.
+func (p *program) early(name string) (string, bool) {
+	if f := p.flags.Lookup(name); f.Changed || f.Value.String() != f.DefValue {
+		return f.Value.String(), true
+	}
+	args := p.args
+	if i := slices.Index(args, "--"); i >= 0 {
+		args = args[:i]
+	}
+	for i, a := range args {
+		if text, ok := strings.CutPrefix(a, "--"+name+"="); ok {
+			return text, true
+		}
+		if a == "--"+name && i+1 < len(args) {
+			return args[i+1], true
+		}
+	}
+	return lookup(p.environ, variableOf(name))
+}
+
+// finish says how a run ended, once, writes the report, and returns the exit code.
+func (p *program) finish(r runner.Result) int {
+	code := r.ExitCode
+	if code == runner.ExitBusy && !r.Started {
+		code = p.s.busyExit
+	}
+	if r.Signal != 0 {
+		code = 128 + int(r.Signal)
+	}
+	p.tell(r, code)
+	if p.report != nil {
+		if err := p.report.write(p.reportOf(r, code)); err != nil {
+			p.notice("cannot write the report: "+err.Error(), "")
+		}
+	}
+	if r.Signal != 0 {
+		p.voice.close()
+		p.dieBy(r.Signal) // returns where the kernel does not let it: as the first process of a container
+	}
+	return code
+}
+
+func (p *program) tell(r runner.Result, code int) {
+	quiet := p.s.quiet && r.Outcome == runner.OutcomeBusy
+	if p.s.logFormat != formatJSON {
+		switch {
+		case quiet:
+		case r.Outcome == runner.OutcomeBusy && r.Busy != nil:
+			p.voice.say(busyWords(r.Busy, p.wall()), r.Hint)
+		case r.Reason != "":
+			p.voice.say(r.Reason, r.Hint)
+		}
+		return
+	}
+	if quiet || r.Started && r.Reason == "" {
+		return // the runner has logged the end of a run that went well
+	}
+	attrs := []slog.Attr{
+		slog.String("outcome", string(r.Outcome)), slog.Int("exit_code", code),
+		slog.String("lease", p.lease), slog.String("namespace", p.s.namespace), slog.Int64("term", int64(r.Grant.Term)),
+		slog.Duration("waited_for", r.Waited), slog.Duration("held_for", r.Held),
+	}
+	reason := r.Reason
+	if r.Outcome == runner.OutcomeBusy && r.Busy != nil {
+		reason = busyWords(r.Busy, p.wall())
+	}
+	if reason != "" {
+		attrs = append(attrs, slog.String("reason", reason))
+	}
+	if r.Hint != "" {
+		attrs = append(attrs, slog.String("hint", r.Hint))
+	}
+	if p.log == nil {
+		p.startLog()
+	}
+	p.log.LogAttrs(context.Background(), levelOf(r.Outcome), "outcome", attrs...)
+}
+
+func levelOf(o runner.Outcome) slog.Level {
+	switch o {
+	case runner.OutcomeOK, runner.OutcomeFailed, runner.OutcomeStopped, runner.OutcomeInterrupted:
+		return slog.LevelInfo
+	case runner.OutcomeBusy, runner.OutcomeDrainedOut, runner.OutcomeMaxRun:
+		return slog.LevelWarn
+	case runner.OutcomeLostTaken, runner.OutcomeLostExpired, runner.OutcomeLostUnreachable, runner.OutcomeGuardianLost,
+		runner.OutcomeBug, runner.OutcomeNotStarted, runner.OutcomeUnavailable, runner.OutcomeDenied, runner.OutcomeBroken,
+		runner.OutcomeNested, runner.OutcomeInvalid:
+		return slog.LevelError
+	}
+	return slog.LevelError
+}
+
+// completeWords lets a shell complete the values of flags that take one of a few words.
+func completeWords(c *cobra.Command) {
+	for name, words := range map[string][]string{
+		"on-busy":        {busySkip, busyWait},
+		"if-unavailable": {string(runner.UnavailableFail), string(runner.UnavailableSkip), string(runner.UnavailableRun)},
+		"on-lost":        {string(runner.LostKill), string(runner.LostTerm)},
+		"leftovers":      {"kill", "wait", "ignore"},
+		"log-level":      {"debug", "info", "warn", "error"},
+		"log-format":     {string(formatText), string(formatJSON)},
+		"stop-signal":    {"TERM", "INT", "HUP", "QUIT", "USR1", "USR2"},
+	} {
+		_ = c.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // fails for an unknown flag alone
+	}
+}
