@@ -1,0 +1,293 @@
+// Package backendtest is the suite that holds every store to the contract of package backends, on its real server.
+//
+// A store's test hands [Run] a [Harness]: how to open one more client, the shortest ttl, and how late an expiry may be
+// seen. Every clause of the contract is one named case, which fails alone. What a store cannot do it says with a reason,
+// and the case is skipped by that reason; a name that is no case fails, so that no reason outlives its case.
+//
+// Cases use leases of their own in a namespace of their own, so that one server serves all of them, also at the same
+// time and over many runs.
+package backendtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/underlease/underlease/backends"
+)
+
+// Harness is what the suite has to know about a store.
+type Harness struct {
+	// Place returns a place for one case: a new store, or the one that all cases share. Inside a bubble it is called in
+	// the bubble.
+	Place func(t *testing.T) Place
+
+	// TTL is the shortest ttl that the store grants as it is asked for.
+	TTL time.Duration
+	// Slack is how much later than promised an expiry or the end of a hold may be seen.
+	Slack time.Duration
+	// Wake is how soon a waiter has to be told, where the store can notify. Zero is 500 ms.
+	Wake time.Duration
+	// Bubble runs each case inside a bubble of testing/synctest, where waiting takes no time.
+	Bubble bool
+	// Cannot names the cases that the store cannot pass, and why.
+	Cannot map[string]string
+}
+
+// Place is a store as one case sees it.
+type Place struct {
+	// Open returns one more client. The suite closes it.
+	Open func() *backends.Store
+	// Wipe deletes a lease with everything that belongs to it, behind the back of the clients. Nil where that cannot be done.
+	Wipe func(namespace, lease string)
+}
+
+// Run runs every case as a subtest of its own.
+func Run(t *testing.T, h Harness) {
+	t.Helper()
+	known := map[string]bool{}
+	for _, c := range cases {
+		known[c.name] = true
+		t.Run(c.name, func(t *testing.T) {
+			if why := h.Cannot[c.name]; why != "" {
+				t.Skip(why)
+			}
+			if !h.Bubble {
+				h.run(t, c)
+				return
+			}
+			synctest.Test(t, func(t *testing.T) { h.run(t, c) })
+		})
+	}
+	for name := range h.Cannot {
+		if !known[name] {
+			t.Errorf("Cannot names %q, and there is no such case", name)
+		}
+	}
+}
+
+func (h Harness) run(t *testing.T, c clause) {
+	e := &env{T: t, h: h, place: h.Place(t), namespace: "test-" + backends.NewHandle()[:12]}
+	c.check(e)
+}
+
+// clause is one clause of the contract.
+type clause struct {
+	name  string
+	check func(*env)
+}
+
+// env is a case that runs.
+type env struct {
+	*testing.T
+	h         Harness
+	place     Place
+	namespace string
+}
+
+// client is a client with the words of the contract, cut short.
+type client struct {
+	e *env
+	*backends.Store
+}
+
+func (e *env) client() *client {
+	e.Helper()
+	s := e.place.Open()
+	if s == nil {
+		e.Fatal("Open returned nothing")
+	}
+	e.Cleanup(func() { _ = s.Close() })
+	return &client{e, s}
+}
+
+// request is a request for one slot with the shortest ttl, or none where grants do not end by time.
+func (c *client) request(lease string) backends.Request {
+	r := backends.Request{
+		Namespace: c.e.namespace, Lease: lease, Holder: "somebody (pid 4711)", Handle: backends.NewHandle(), Slots: 1, TTL: c.e.h.TTL,
+	}
+	if c.Endless {
+		r.TTL = 0
+	}
+	return r
+}
+
+// acquire acquires or ends the case.
+func (c *client) acquire(r backends.Request) backends.Grant {
+	c.e.Helper()
+	g, err := c.try(r)
+	if err != nil {
+		c.e.Fatalf("Acquire %q: got %v, want a grant", r.Lease, err)
+	}
+	return g
+}
+
+func (c *client) try(r backends.Request) (backends.Grant, error) {
+	return c.Acquire(c.e.Context(), r)
+}
+
+// eventually acquires as soon as the lease is free and ends the case when that takes longer than limit.
+func (c *client) eventually(r backends.Request, limit time.Duration) backends.Grant {
+	c.e.Helper()
+	for begun := time.Now(); ; {
+		g, err := c.try(r)
+		if err == nil {
+			return g
+		}
+		if !errors.Is(err, backends.ErrBusy) {
+			c.e.Fatalf("Acquire %q: got %v, want a grant or busy", r.Lease, err)
+		}
+		if time.Since(begun) > limit {
+			c.e.Fatalf("Acquire %q: still %v after %v, want a grant", r.Lease, err, limit)
+		}
+		time.Sleep(20 * time.Millisecond) // the pace of the polling; the wait is for the store
+	}
+}
+
+// busy wants the lease to be held.
+func (c *client) busy(r backends.Request) *backends.BusyError {
+	c.e.Helper()
+	g, err := c.try(r)
+	var busy *backends.BusyError
+	if !errors.As(err, &busy) || !errors.Is(err, backends.ErrBusy) {
+		c.e.Fatalf("Acquire %q: got %v and slot %d, want a *BusyError", r.Lease, err, g.Slot)
+	}
+	return busy
+}
+
+func (c *client) renew(g backends.Grant) backends.Grant {
+	c.e.Helper()
+	r, err := c.Renew(c.e.Context(), g)
+	if err != nil {
+		c.e.Fatalf("Renew: got %v, want the grant", err)
+	}
+	return r
+}
+
+// lost wants the grant to be gone.
+func (c *client) lost(g backends.Grant) {
+	c.e.Helper()
+	if _, err := c.Renew(c.e.Context(), g); !errors.Is(err, backends.ErrLost) {
+		c.e.Errorf("Renew of a grant that is gone: got %v, want ErrLost", err)
+	}
+}
+
+func (c *client) release(g backends.Grant, outcome string) {
+	c.e.Helper()
+	if err := c.Release(c.e.Context(), g, backends.End{Outcome: outcome}); err != nil {
+		c.e.Fatalf("Release: got %v, want nil", err)
+	}
+}
+
+// abandon releases whatever carries the handle.
+func (c *client) abandon(r backends.Request) {
+	c.e.Helper()
+	g := backends.Grant{Namespace: r.Namespace, Lease: r.Lease, Handle: r.Handle}
+	if err := c.Release(c.e.Context(), g, backends.End{Outcome: backends.OutcomeNotStarted}); err != nil {
+		c.e.Fatalf("abandon: got %v, want nil", err)
+	}
+}
+
+func (c *client) inspect(lease string) backends.State {
+	c.e.Helper()
+	s, err := c.Inspect(c.e.Context(), c.e.namespace, lease)
+	if err != nil {
+		c.e.Fatalf("Inspect %q: got %v, want its state", lease, err)
+	}
+	return s
+}
+
+// slot returns the state of one slot.
+func (c *client) slot(lease string, number int) backends.SlotState {
+	c.e.Helper()
+	s := c.inspect(lease)
+	for _, slot := range s.Slots {
+		if slot.Slot == number {
+			return slot
+		}
+	}
+	c.e.Fatalf("Inspect %q: got %d slots, none of them number %d", lease, len(s.Slots), number)
+	return backends.SlotState{}
+}
+
+// expire lets the grants of a client end by themselves: their time runs out or, where that does not end them, the
+// client is closed as the end of its process would.
+func (e *env) expire(c *client) {
+	e.Helper()
+	if c.Endless {
+		if err := c.Close(); err != nil {
+			e.Fatalf("Close: got %v, want nil", err)
+		}
+		return
+	}
+	time.Sleep(e.h.TTL + e.h.Slack) // the store counts by its own clock, and nothing tells when it has
+}
+
+// wake is how soon a notification has to arrive.
+func (e *env) wake() time.Duration {
+	if e.h.Wake == 0 {
+		return 500 * time.Millisecond
+	}
+	return e.h.Wake
+}
+
+// within runs f and ends the case when it takes longer than limit.
+func (e *env) within(limit time.Duration, what string, f func() error) error {
+	e.Helper()
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-t.C:
+		e.Fatalf("%s: still not back after %v", what, limit)
+		return nil
+	}
+}
+
+// until waits for ok by looking again and again.
+func until(limit time.Duration, ok func() bool) bool {
+	for begun := time.Now(); !ok(); {
+		if time.Since(begun) > limit {
+			return false
+		}
+		time.Sleep(5 * time.Millisecond) // the pace of the looks
+	}
+	return true
+}
+
+// descriptors counts the open files of this process, or returns -1 where that cannot be known.
+func descriptors() int {
+	d, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return -1
+	}
+	return len(d)
+}
+
+// goroutines describes those that run code of the store.
+func goroutines() string {
+	b := make([]byte, 1<<20)
+	var all strings.Builder
+	for g := range strings.SplitSeq(string(b[:runtime.Stack(b, true)]), "\n\n") {
+		if strings.Contains(g, "underlease/backends/") && !strings.Contains(g, "backendtest.") {
+			fmt.Fprintln(&all, g)
+		}
+	}
+	return all.String()
+}
+
+// cancelled is a context that has ended.
+func (e *env) cancelled() context.Context {
+	ctx, cancel := context.WithCancel(e.Context())
+	cancel()
+	return ctx
+}
