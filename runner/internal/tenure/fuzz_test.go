@@ -51,16 +51,13 @@ func (o *model) validity(sent, ttl int64) int64 {
 	return plus(sent, whole.Int64()-10*int64(time.Millisecond))
 }
 
-// plus adds in exact arithmetic; what is beyond the range has no end.
+// plus adds; what is beyond the range has no end. No length in here is below -10ms.
 func plus(a, b int64) int64 {
-	if a == Never || b == Never {
+	switch {
+	case a == Never, b == Never, b > 0 && a > Never-b:
 		return Never
 	}
-	sum := new(big.Int).Add(big.NewInt(a), big.NewInt(b))
-	if !sum.IsInt64() {
-		return Never
-	}
-	return sum.Int64()
+	return a + b
 }
 
 // leaseKill is the instant of the lease by which the kill is ordered.

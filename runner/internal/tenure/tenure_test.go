@@ -53,9 +53,9 @@ func held(c Config) *Machine {
 	return m
 }
 
-// step is one event, at an instant after t0, and what it has to order. Publish is not compared.
+// step is one event and what it has to order. Publish is not compared.
 type step struct {
-	at   int64
+	at   int64 // after t0, in nanoseconds
 	do   func(m *Machine, now Instant) Orders
 	want Orders
 }
@@ -110,10 +110,10 @@ func instant(t *testing.T, what string, got, want Instant) {
 
 func TestDeadlinesFollowFromTheDefaultsOfATTL(t *testing.T) {
 	tests := []struct {
-		ttl                         time.Duration
-		grace, renew, call          time.Duration
-		stopAt, killAt, validUntil  time.Duration
-		budgetLeftAfterTwoCallsFits bool
+		ttl                        time.Duration
+		grace, renew, call         time.Duration
+		stopAt, killAt, validUntil time.Duration
+		fits                       bool
 	}{
 		{2 * time.Second, 500 * time.Millisecond, 333333333, 200 * time.Millisecond,
 			1220 * time.Millisecond, 1720 * time.Millisecond, 1970 * time.Millisecond, true},
@@ -144,7 +144,7 @@ func TestDeadlinesFollowFromTheDefaultsOfATTL(t *testing.T) {
 			budget, need, ok := c.Fits()
 			check(t, "budget", budget, p.stopAt)
 			check(t, "need", need, p.renew+2*p.call)
-			check(t, "fits", ok, p.budgetLeftAfterTwoCallsFits)
+			check(t, "fits", ok, p.fits)
 		})
 	}
 }
@@ -273,6 +273,21 @@ func TestWaitsAfterFailuresDoubleFrom100msToASecond(t *testing.T) {
 			t.Errorf("after failure %d: waits from %v to %v, want them spread over half to one and a half of %d ms",
 				n+1, time.Duration(shortest), time.Duration(longest), nominal)
 		}
+	}
+}
+
+func TestWaitsStartAgainAfterASuccess(t *testing.T) {
+	m := held(usual(time.Minute))
+	for range 5 {
+		at := m.Wake() - t0
+		play(t, m, []step{{at, tick, Renew}, {at, failed, 0}})
+	}
+	at := m.Wake() - t0
+	play(t, m, []step{{at, tick, Renew}, {at, renewed, 0}})
+	at = m.Wake() - t0
+	play(t, m, []step{{at, tick, Renew}, {at, failed, 0}})
+	if wait := m.Wake() - t0 - at; wait < 50*ms || wait > 150*ms {
+		t.Errorf("wait after the first failure since a success: %v, want 50 ms to 150 ms", time.Duration(wait))
 	}
 }
 
