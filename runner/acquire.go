@@ -117,9 +117,9 @@ func (r *run) attemptLimit(failures int) time.Duration {
 func (r *run) waitFree(ctx context.Context, req backends.Request, busy *backends.BusyError, poll time.Duration) bool {
 	// A hold and a store's own expiry end by themselves, at an instant that is known.
 	limit := longestPoll
-	if busy.Left > 0 {
+	if busy.Left > 0 && busy.Left < longestPoll {
 		poll = min(poll, busy.Left+afterHint)
-		limit = min(limit, busy.Left+afterHint)
+		limit = busy.Left + afterHint
 	}
 	w, ok := r.store.Backend.(backends.Waiter)
 	if !ok {

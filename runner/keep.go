@@ -310,11 +310,13 @@ func stops(sig syscall.Signal) bool {
 func (k *keeper) happened(ev signals.Event) tenure.Orders {
 	now := k.Now()
 	switch ev.Kind {
-	case signals.Exited:
+	case signals.Exited: // what is due by now is left to the next event: the tree may have been gone before
 		k.exited = &ev.Status
 		k.Log.Info("child exited", "exit_code", ev.Status.Code, "signal", int(ev.Status.Signal))
+		return 0
 	case signals.Leftover:
 		k.sayLeftovers(ev)
+		return 0
 	case signals.Stopping:
 		if ev.Why == signals.WhyLease || ev.Why == signals.WhyMaxRun {
 			return k.machine.GuardianStopped(ev.Why == signals.WhyMaxRun, ev.At, now)

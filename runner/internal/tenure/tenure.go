@@ -117,7 +117,7 @@ const (
 	Gone                  // no process of the tree is left
 )
 
-// Cause is why a tenure ended before the command did so by itself. A later one replaces an earlier one only if it is greater.
+// Cause is why a tenure ended before the command did so by itself. Of several the gravest counts.
 type Cause int
 
 // The causes, the gravest last.
@@ -159,7 +159,8 @@ type Machine struct {
 
 	now        Instant // the latest instant seen
 	phase      Phase
-	cause      Cause
+	due        [GuardianLost + 1]Instant // when each cause was due; Never where it was not
+	goneAt     Instant                   // when the tree was gone; Never before
 	lost       bool
 	validUntil Instant
 	margin     time.Duration
@@ -191,6 +192,10 @@ func New(c Config, sent Instant, ttl time.Duration, now Instant) *Machine {
 		runStopAt: Never,
 		drainKill: Never,
 		lossKill:  Never,
+	}
+	m.goneAt = Never
+	for c := range m.due {
+		m.due[c] = Never
 	}
 	m.validUntil = after(sent, c.Validity(ttl))
 	m.next = after(sent, m.interval())
@@ -270,7 +275,7 @@ func (m *Machine) Drain(now Instant) Orders {
 	m.see(now)
 	if m.phase < Draining {
 		m.phase = Draining
-		m.blame(Drained)
+		m.blame(Drained, m.now)
 		m.drainKill = after(m.now, m.c.Drain)
 	}
 	return m.decide()
@@ -292,7 +297,7 @@ func (m *Machine) Grow(margin time.Duration, now Instant) Orders {
 func (m *Machine) GuardianStopped(run bool, at, now Instant) Orders {
 	if m.phase < Stopping {
 		m.phase, m.stopped = Stopping, at
-		m.blame(m.deadlineCause(run, at, now))
+		m.blame(m.deadlineCause(run, at, now), at)
 	}
 	return m.publish()
 }
@@ -306,12 +311,12 @@ func (m *Machine) GuardianKilled(c Cause, at, now Instant) Orders {
 	}
 	switch {
 	case c != Expired:
-		m.blame(c)
+		m.blame(c, at)
 	case m.lost:
 	case m.stopped != Never && at >= after(m.stopped, m.c.Grace) && at < m.leaseKillAt():
 		// The kill at of the lease's deadlines was the end of the grace after a stop, which has its own cause.
 	default:
-		m.blame(m.deadlineCause(false, at, now))
+		m.blame(m.deadlineCause(false, at, now), at)
 		m.lost, m.inFlight = true, false
 	}
 	return m.kill() | m.publish()
@@ -323,7 +328,7 @@ func (m *Machine) GuardianGone(now Instant) Orders {
 	if m.phase == Gone {
 		return 0
 	}
-	m.blame(GuardianLost)
+	m.blame(GuardianLost, m.now)
 	return m.kill() | m.decide()
 }
 
@@ -339,7 +344,7 @@ func (m *Machine) TreeGone(clean bool, at, now Instant) Orders {
 		orders = m.decide() &^ Renew
 	}
 	m.see(now)
-	m.phase, m.inFlight = Gone, false
+	m.phase, m.inFlight, m.goneAt = Gone, false, at
 	if m.lost || !clean {
 		return orders | End
 	}
@@ -382,8 +387,16 @@ func (m *Machine) Deadlines() Deadlines {
 // Phase returns how far the tenure has come.
 func (m *Machine) Phase() Phase { return m.phase }
 
-// Cause returns why the tenure ended early.
-func (m *Machine) Cause() Cause { return m.cause }
+// Cause returns why the tenure ended early: the gravest cause that was due before the tree was gone. A caller that did not
+// run may have blamed a deadline before it learned that the tree had ended in time.
+func (m *Machine) Cause() Cause {
+	for c := GuardianLost; c > NoCause; c-- {
+		if m.due[c] != Never && m.due[c] <= m.goneAt {
+			return c
+		}
+	}
+	return NoCause
+}
 
 // IsLost reports whether the grant counts as lost.
 func (m *Machine) IsLost() bool { return m.lost }
@@ -414,26 +427,26 @@ func (m *Machine) decide() Orders {
 		m.abandon()
 	}
 	if !m.lost && m.now >= m.leaseKillAt() {
-		m.blame(m.deadlineCause(false, m.leaseKillAt(), m.now))
+		m.blame(m.deadlineCause(false, m.leaseKillAt(), m.now), m.leaseKillAt())
 		m.lost, m.inFlight = true, false
 		orders |= m.kill()
 	}
 	if m.phase < Killing && m.now >= m.killDue() {
 		if m.now >= m.drainKill {
-			m.blame(DrainedOut)
+			m.blame(DrainedOut, m.drainKill)
 		}
 		if m.now >= after(m.runStopAt, m.c.Grace) {
-			m.blame(MaxRun)
+			m.blame(MaxRun, m.runStopAt)
 		}
 		orders |= m.kill()
 	}
 	if m.phase < Stopping {
 		switch {
 		case m.now >= m.stopAt():
-			m.blame(m.deadlineCause(false, m.stopAt(), m.now))
+			m.blame(m.deadlineCause(false, m.stopAt(), m.now), m.stopAt())
 			orders |= m.stop()
 		case m.now >= m.runStopAt:
-			m.blame(MaxRun)
+			m.blame(MaxRun, m.runStopAt)
 			orders |= m.stop()
 		}
 	}
@@ -469,7 +482,7 @@ func (m *Machine) kill() Orders {
 
 // lose notes a loss that is certain now.
 func (m *Machine) lose(c Cause) {
-	m.blame(c)
+	m.blame(c, m.now)
 	killAt := min(m.killDue(), m.leaseKillAt())
 	m.lost = true
 	m.validUntil = min(m.validUntil, m.now)
@@ -519,7 +532,7 @@ func (m *Machine) answers(attempt int) bool {
 	return m.inFlight && attempt == m.attempt && !m.lost && m.phase < Gone
 }
 
-func (m *Machine) blame(c Cause) { m.cause = max(m.cause, c) }
+func (m *Machine) blame(c Cause, due Instant) { m.due[c] = min(m.due[c], due) }
 
 // deadlineCause tells a store that did not answer from a caller that did not run: the latter finds the instant at only
 // long after it.
