@@ -203,7 +203,8 @@ func (o *model) guardianKilled(c Cause, at int64) {
 	}
 	o.killed = true
 	o.want |= Kill
-	if c == Expired && !(o.stopped && at >= o.graceOver() && at < o.leaseKill()) {
+	endOfGrace := o.stopped && at >= o.graceOver() && at < o.leaseKill() // after a stop, and not the lease's own
+	if c == Expired && !endOfGrace {
 		o.lost, o.open = true, false
 	}
 }

@@ -459,7 +459,7 @@ func renewOnceIf(ok bool) func(*Machine, Instant) Orders {
 // when it is back if it then remembers them.
 func blip(c Config, begin, away int64, refuses, remembers bool) (stopped bool) {
 	m := held(c)
-	var hanging Instant = Never // the answer to the attempt in flight
+	hanging := Never // the answer to the attempt in flight
 	hangs := 0
 	for now := t0; now < t0+120*s; {
 		now = min(m.Wake(), hanging)
