@@ -126,7 +126,12 @@ func (c *Client) acquire(ctx context.Context, req backends.Request) (g backends.
 // grant writes the new holder of a slot whose lock we have.
 func (d *door) grant(ctx context.Context, req backends.Request, number int) (backends.Grant, error) {
 	c, rec := d.c, d.rec
-	term, err := c.next(ctx, rec.last)
+	last := rec.last
+	if last == 0 {
+		// Nothing is known: the record may have been deleted in this very millisecond, with a term of the same.
+		last = backends.Term(c.clock.wall() / int64(time.Millisecond))
+	}
+	term, err := c.next(ctx, last)
 	if err != nil {
 		return backends.Grant{}, err
 	}

@@ -29,7 +29,8 @@
 //     [backends.ErrBroken] and stays as it is.
 //   - A term is handed out only when the clock has passed the one before it (where the clock was set back by more than
 //     50 ms, the terms go on without it). Terms therefore never run ahead of the clock, and a deleted record cannot
-//     repeat one. It makes more than a thousand acquisitions a second of one lease wait.
+//     repeat one. It makes more than a thousand acquisitions a second of one lease wait, and the first one for up to a
+//     millisecond.
 //   - Each release looks at a few other leases and removes at most two that nobody used for 7 days and that keep no
 //     records, so that names which are used once do not pile up.
 //
