@@ -20,8 +20,8 @@ func fault(op, path string, err error) error {
 // classify gives an error of the system its kind. It is the only place that does. The texts name the file, because
 // every error that comes here was made by [fault].
 func classify(err error) error {
-	if err == nil {
-		return nil
+	if err == nil || errors.Is(err, backends.ErrBroken) {
+		return err // what stands in a file's place was seen by our own look, not by the system
 	}
 	var path string
 	if p := (*fs.PathError)(nil); errors.As(err, &p) {
