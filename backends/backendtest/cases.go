@@ -196,7 +196,14 @@ func idempotent(e *env) {
 		e.Errorf("slots held after four acquires with one handle: got %d, want 1", held)
 	}
 	c.renew(first)
+	// The handle belongs to its lease: with another name it asks for another one.
+	r.Lease = "twice-too"
+	if other := c.acquire(r); other.Lease != "twice-too" {
+		e.Errorf("the same handle for another lease: got a grant of %q", other.Lease)
+	}
+	c.renew(first)
 	c.release(first, "ok")
+	c.abandon(r)
 }
 
 func abandonFrees(e *env) {

@@ -27,8 +27,11 @@ type Client struct {
 	clock   clock
 
 	mu   sync.Mutex
-	held map[string]*holding // by handle
+	held map[key]*holding
 }
+
+// key names a grant: one handle may serve for several leases.
+type key struct{ dir, handle string }
 
 // holding is a grant of this client.
 type holding struct {
@@ -46,7 +49,7 @@ var (
 )
 
 func newClient(dir string, network, ordered bool) *Client {
-	c := &Client{dir: dir, network: network, ordered: ordered, probe: unix.O_RDONLY, clock: hostClock(), held: map[string]*holding{}}
+	c := &Client{dir: dir, network: network, ordered: ordered, probe: unix.O_RDONLY, clock: hostClock(), held: map[key]*holding{}}
 	if network {
 		// Source: flock(2), NOTES: on NFS an exclusive lock needs a descriptor that can write.
 		c.probe = unix.O_RDWR
@@ -77,7 +80,7 @@ func (c *Client) acquire(ctx context.Context, req backends.Request) (g backends.
 		return g, false, err
 	}
 	defer d.leave()
-	if h := c.holds(req.Handle); h != nil {
+	if h := c.holds(d.dir, req.Handle); h != nil {
 		// Before anything new is asked for: the answer to an earlier attempt was lost.
 		g, err := h.look()
 		if err == nil || !errors.Is(err, backends.ErrLost) || h.broken(d.rec) {
@@ -117,7 +120,7 @@ func (c *Client) acquire(ctx context.Context, req backends.Request) (g backends.
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.held[req.Handle] = &holding{dir: d.dir, fd: fd, id: id, grant: g}
+		c.held[key{d.dir, req.Handle}] = &holding{dir: d.dir, fd: fd, id: id, grant: g}
 		return g, true, nil
 	}
 	return g, false, busy.error(req)
@@ -221,18 +224,18 @@ func (c *Client) left(s *slot, held bool) time.Duration {
 	}
 }
 
-func (c *Client) holds(handle string) *holding {
+func (c *Client) holds(dir, handle string) *holding {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.held[handle]
+	return c.held[key{dir, handle}]
 }
 
 // drop closes a grant's lock, once.
 func (c *Client) drop(h *holding) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.held[h.grant.Handle] == h {
-		delete(c.held, h.grant.Handle)
+	if k := (key{h.dir, h.grant.Handle}); c.held[k] == h {
+		delete(c.held, k)
 		shut(h.fd)
 	}
 }
@@ -243,8 +246,8 @@ func (c *Client) Renew(ctx context.Context, g backends.Grant) (backends.Grant, e
 	if err := ctx.Err(); err != nil {
 		return backends.Grant{}, backends.Unavailable(err, "%s", c.dir)
 	}
-	h := c.holds(g.Handle)
-	if h == nil || h.grant.Lease != g.Lease || h.grant.Namespace != g.Namespace {
+	h := c.holds(c.lease(g.Namespace, g.Lease), g.Handle)
+	if h == nil {
 		return backends.Grant{}, backends.Lost(nil, "the slot's lock is no longer held by this process")
 	}
 	return h.look()
@@ -334,10 +337,7 @@ func (c *Client) Release(ctx context.Context, g backends.Grant, end backends.End
 }
 
 func (c *Client) release(ctx context.Context, g backends.Grant, end backends.End) (freed bool, err error) {
-	h := c.holds(g.Handle)
-	if h != nil && (h.grant.Lease != g.Lease || h.grant.Namespace != g.Namespace) {
-		return false, nil // the handle of another lease
-	}
+	h := c.holds(c.lease(g.Namespace, g.Lease), g.Handle)
 	d, err := c.enter(ctx, g.Namespace, g.Lease, false)
 	if d != nil {
 		defer d.leave()
@@ -575,7 +575,7 @@ func (c *Client) Records() backends.Records { return values{c} }
 
 // Pins implements [backends.Pinner]: the descriptor of the slot's lock.
 func (c *Client) Pins(g backends.Grant) ([]int, error) {
-	h := c.holds(g.Handle)
+	h := c.holds(c.lease(g.Namespace, g.Lease), g.Handle)
 	if h == nil {
 		return nil, backends.Lost(nil, "the slot's lock is no longer held by this process")
 	}
@@ -586,8 +586,8 @@ func (c *Client) Pins(g backends.Grant) ([]int, error) {
 func (c *Client) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for handle, h := range c.held {
-		delete(c.held, handle)
+	for k, h := range c.held {
+		delete(c.held, k)
 		shut(h.fd)
 	}
 	return nil

@@ -95,7 +95,7 @@ func (v values) Put(ctx context.Context, namespace, lease string, p backends.Put
 
 // inForce returns [backends.ErrLost] unless the grant stands.
 func (d *door) inForce(g backends.Grant) error {
-	if h := d.c.holds(g.Handle); h != nil && h.dir == d.dir {
+	if h := d.c.holds(d.dir, g.Handle); h != nil {
 		_, err := h.look()
 		return err
 	}

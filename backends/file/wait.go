@@ -83,7 +83,7 @@ func (c *Client) busyFor(ctx context.Context, req backends.Request) (time.Durati
 // WaitChange implements [backends.Watcher]. It returns when the grant is gone or another thing is asked of its holder
 // than g says; what happens in the directory besides does not wake the caller.
 func (c *Client) WaitChange(ctx context.Context, g backends.Grant) error {
-	h := c.holds(g.Handle)
+	h := c.holds(c.lease(g.Namespace, g.Lease), g.Handle)
 	if h == nil {
 		return nil
 	}
