@@ -1,0 +1,471 @@
+package signals_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/underlease/underlease/signals"
+)
+
+// slack is how late the last instruction of a killed process may be, beside what the machine was too busy for (see stalls). On a quiet
+// machine it is below 5 ms.
+const slack = 40 * time.Millisecond
+
+// Q01, C22
+func TestTheTreeIsDeadAtItsKillInstantWithoutTheWrappersHelp(t *testing.T) {
+	p := endless(tree(true)...)
+	p.StopIn, p.KillIn = 700*time.Millisecond, 900*time.Millisecond
+	r := launch(t, p)
+	r.beats(treeNames...)
+	kill := r.entry("started").Kill
+	r.wantSignal(syscall.SIGKILL)
+	r.wantSilent(kill, slack, treeNames...)
+	want := []signals.EventKind{signals.Stopping, signals.Killing, signals.Exited, signals.Gone}
+	if got := r.kinds(); !slices.Equal(got, want) {
+		t.Errorf("events %v, want %v", got, want)
+	}
+	if ev, _ := r.event(signals.Stopping); ev.Why != signals.WhyLease || ev.At < kill-int64(200*time.Millisecond) {
+		t.Errorf("stopping: %+v, want because of the lease, %v before the kill", ev, 200*time.Millisecond)
+	}
+	if ev, _ := r.event(signals.Killing); ev.Why != signals.WhyLease || ev.At < kill || ev.At > kill+int64(slack) {
+		t.Errorf("killing: %+v, want because of the lease, at %d", ev, kill)
+	}
+}
+
+// C26
+func TestMaxRunStopsAndThenKills(t *testing.T) {
+	p := endless("sh", "-c", `trap "" TERM; echo > "$D/ready"; sleep 99`)
+	p.RunStopIn, p.RunKillIn = 300*time.Millisecond, 600*time.Millisecond
+	r := launch(t, p)
+	r.wantSignal(syscall.SIGKILL)
+	stop, _ := r.event(signals.Stopping)
+	kill, _ := r.event(signals.Killing)
+	if stop.Why != signals.WhyMaxRun || kill.Why != signals.WhyMaxRun {
+		t.Errorf("stopped for %v, killed for %v, want %v for both", stop.Why, kill.Why, signals.WhyMaxRun)
+	}
+	if d := time.Duration(kill.At - stop.At); d < 290*time.Millisecond || d > 300*time.Millisecond+slack {
+		t.Errorf("killed %v after the stop, want 300ms", d)
+	}
+}
+
+func TestDrainKillsWithoutASignalBefore(t *testing.T) {
+	p := endless(tree(false)...)
+	p.DrainKillIn = 500 * time.Millisecond
+	r := launch(t, p)
+	r.wantSignal(syscall.SIGKILL)
+	if got, want := r.kinds(), []signals.EventKind{signals.Killing, signals.Exited, signals.Gone}; !slices.Equal(got, want) {
+		t.Errorf("events %v, want %v", got, want)
+	}
+	if kill, _ := r.event(signals.Killing); kill.Why != signals.WhyDrain {
+		t.Errorf("killed because of %v, want %v", kill.Why, signals.WhyDrain)
+	}
+}
+
+// Q16
+func TestTheStopSignalGoesToTheCommandAlone(t *testing.T) {
+	p := endless("sh", "-c", `UL_TEST_MODE=count "$EXE" "$D/worker" & UL_TEST_MODE=count exec "$EXE" "$D/leader"`)
+	p.StopIn, p.KillIn = 600*time.Millisecond, 800*time.Millisecond
+	r := launch(t, p)
+	r.wantSignal(syscall.SIGKILL)
+	// Two signals that are pending together are not taken in order.
+	if got := r.read("leader"); got != "ready\n15\n18\n" && got != "ready\n18\n15\n" {
+		t.Errorf("the command got %q, want TERM and CONT", got)
+	}
+	if got := r.read("worker"); got != "ready\n" {
+		t.Errorf("the worker got %q, want nothing", got)
+	}
+}
+
+func TestAStoppedCommandIsContinuedToHeedTheStopSignal(t *testing.T) {
+	p := endless("sh", "-c", `trap 'exit 7' TERM; kill -STOP $$; sleep 99`)
+	p.StopIn, p.KillIn = 400*time.Millisecond, 10*time.Second
+	r := launch(t, p)
+	r.wantCode(7)
+}
+
+// Q19
+func TestAKillIsNotTakenBackByALaterDeadline(t *testing.T) {
+	p := endless("sh", "-c", `trap "" TERM; echo > "$D/ready"; while :; do sleep 1; done`)
+	p.StopIn, p.KillIn = 200*time.Millisecond, 400*time.Millisecond
+	p.Renew = 450 * time.Millisecond // each of them comes too late
+	r := launch(t, p)
+	r.wantSignal(syscall.SIGKILL)
+}
+
+func TestARenewedDeadlineKeepsTheCommandAlive(t *testing.T) {
+	p := endless("sleep", "1.5")
+	p.StopIn, p.KillIn = 700*time.Millisecond, 900*time.Millisecond
+	p.Renew = 100 * time.Millisecond
+	r := launch(t, p)
+	r.wantCode(0)
+}
+
+func TestTooLateToStartStartsNothing(t *testing.T) {
+	p := endless("sh", "-c", `echo > "$D/ran"`)
+	p.StopIn, p.KillIn = 0, 300*time.Millisecond
+	r := launch(t, p)
+	r.wantCode(rcNoTime)
+	if _, err := os.Stat(filepath.Join(r.dir, "ran")); err == nil {
+		t.Error("the command ran")
+	}
+}
+
+// Q02, C20
+func TestWithoutTheWrapperTheTreeIsStoppedAtOnceAndDeadAfterTheGrace(t *testing.T) {
+	for _, stubborn := range []bool{false, true} {
+		for _, left := range []signals.Leftovers{signals.LeftoversKill, signals.LeftoversWait, signals.LeftoversIgnore} {
+			t.Run(fmt.Sprintf("stubborn=%v,leftovers=%s", stubborn, left), func(t *testing.T) {
+				p := endless(tree(stubborn)...)
+				p.Leftovers = left
+				r := launch(t, p)
+				r.beats(treeNames...)
+				g := r.guardian()
+				at := signals.Now()
+				r.cmd.Process.Kill()
+				r.wait()
+				eventually(t, "end of the guardian", func() bool { return !alive(g) })
+				r.wantSilent(at, p.Grace+slack, treeNames...)
+				if !stubborn {
+					r.wantSilent(at, slack, "main") // it heeds the signal that came at once
+				}
+				if want := "underlease: the wrapper was killed"; !strings.Contains(r.said(), want) {
+					t.Errorf("said %q, want %q", r.said(), want)
+				}
+			})
+		}
+	}
+}
+
+func TestWithoutTheWrapperTheDeadlineStillHolds(t *testing.T) {
+	p := endless(tree(true)...)
+	p.Grace = 10 * time.Second
+	p.StopIn, p.KillIn = 800*time.Millisecond, time.Second
+	r := launch(t, p)
+	r.beats(treeNames...)
+	kill, g := r.entry("started").Kill, r.guardian()
+	r.cmd.Process.Kill()
+	r.wait()
+	eventually(t, "end of the guardian", func() bool { return !alive(g) })
+	r.wantSilent(kill, slack, treeNames...)
+}
+
+// C13
+func TestAStderrThatNobodyReadsDelaysNoKill(t *testing.T) {
+	p := endless("sh", "-c", `export UL_TEST_MODE=beat
+(trap "" TERM; yes >&2) & exec "$EXE" "$D/main" stubborn`)
+	r := prepare(t, p)
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	r.cmd.Stderr = write
+	r.start()
+	write.Close()
+	r.beats("main")
+	g := r.guardian()
+	at := signals.Now()
+	r.cmd.Process.Kill()
+	eventually(t, "end of the guardian", func() bool { return !alive(g) })
+	r.wait()
+	r.wantSilent(at, p.Grace+slack, "main")
+}
+
+// Q03, C20
+func TestWithoutTheGuardianTheWrapperKillsTheTree(t *testing.T) {
+	r := launch(t, endless(tree(true)...))
+	r.beats(treeNames...)
+	g := r.guardian()
+	at := signals.Now()
+	syscall.Kill(g, syscall.SIGKILL)
+	r.wantSignal(syscall.SIGKILL)
+	r.wantSilent(at, slack, treeNames...)
+	if got, want := r.kinds(), []signals.EventKind{signals.GuardianLost, signals.Exited, signals.Gone}; !slices.Equal(got, want) {
+		t.Errorf("events %v, want %v", got, want)
+	}
+}
+
+func TestTheWrapperSparesChildrenThatItHadBefore(t *testing.T) {
+	r := prepare(t, endless(tree(true)...))
+	// A shell that becomes the wrapper leaves it its own background job.
+	plan := r.cmd.Env
+	r.cmd.Path, r.cmd.Args = "/bin/sh", []string{"sh", "-c", `env -u UL_TEST_MARKER sleep 321 & exec "$EXE"`}
+	r.cmd.Env = plan
+	r.start()
+	r.beats(treeNames...)
+	var job int
+	for _, pid := range children(r.cmd.Process.Pid) {
+		if strings.Contains(cmdline(pid), "sleep 321") {
+			job = pid
+		}
+	}
+	if job == 0 {
+		t.Fatal("no background job")
+	}
+	defer syscall.Kill(job, syscall.SIGKILL)
+	syscall.Kill(r.guardian(), syscall.SIGKILL)
+	r.wantSignal(syscall.SIGKILL)
+	if !alive(job) {
+		t.Error("the shell's own job was killed")
+	}
+}
+
+// Q04
+func TestKillingTheWrapperAtAnyMomentOfItsStartLeavesNothing(t *testing.T) {
+	rounds := 300
+	if testing.Short() {
+		rounds = 30
+	}
+	var runs []*run
+	for range rounds {
+		p := endless("sh", "-c", `setsid sleep 60 & sleep 60`)
+		p.Grace = 100 * time.Millisecond
+		r := launch(t, p)
+		<-time.After(rand.N(16 * time.Millisecond)) // the test binary starts more slowly than the program
+		r.cmd.Process.Kill()
+		r.wait()
+		runs = append(runs, r)
+	}
+	started := 0
+	for _, r := range runs {
+		if strings.Contains(r.logged(), "started") {
+			started++
+		}
+	}
+	t.Logf("%d of %d commands had been started", started, rounds)
+	if started == 0 || started == rounds {
+		t.Errorf("%d of %d commands had been started: the moments were not spread over the start", started, rounds)
+	}
+	last := time.Now()
+	all := *runs[0]
+	all.marker = "UL_TEST_MARKER=" + filepath.Dir(runs[0].dir)
+	eventually(t, "end of all", func() bool { return len(guardians()) == 0 && len(all.survivors()) == 0 })
+	if took := time.Since(last); took > 1200*time.Millisecond {
+		t.Errorf("something was alive %v after the last wrapper", took)
+	}
+}
+
+// Q05
+func TestAProcessThatRunsAwayIsCaught(t *testing.T) {
+	p := endless("sh", "-c", `for i in 1 2 3; do UL_TEST_MODE=hop setsid "$EXE" "$D/hop$i" & done; trap "" TERM; sleep 99`)
+	p.StopIn, p.KillIn = time.Second, 1200*time.Millisecond
+	r := launch(t, p)
+	kill := r.entry("started").Kill
+	r.wantSignal(syscall.SIGKILL)
+	if late := time.Duration(signals.Now() - kill); late > 500*time.Millisecond {
+		t.Errorf("caught %v after the kill was due", late)
+	}
+	r.wantSilent(kill, 50*time.Millisecond+slack, "hop1", "hop2", "hop3")
+}
+
+// Q06, C23
+func TestLeftoversAreKilledByDefault(t *testing.T) {
+	r := launch(t, endless("sh", "-c", `setsid sleep 60 & sleep 60 & exit 5`))
+	r.wantCode(5)
+	ev, ok := r.event(signals.Leftover)
+	if !ok || ev.Count != 2 || len(ev.Pids) != 2 || !ev.Killed {
+		t.Errorf("leftovers: %+v, want two, killed", ev)
+	}
+	want := []signals.EventKind{signals.Exited, signals.Leftover, signals.Killing, signals.Gone}
+	if got := r.kinds(); !slices.Equal(got, want) {
+		t.Errorf("events %v, want %v", got, want)
+	}
+}
+
+func TestLeftoversAreWaitedFor(t *testing.T) {
+	p := endless("sh", "-c", `(sleep 0.5; echo done > "$D/background") & exit 5`)
+	p.Leftovers = signals.LeftoversWait
+	r := launch(t, p)
+	r.wantCode(5)
+	if got := r.read("background"); got != "done\n" {
+		t.Error("the background process had not finished")
+	}
+	if ev, ok := r.event(signals.Leftover); !ok || ev.Count < 1 || ev.Killed {
+		t.Errorf("leftovers: %+v, want at least one, not killed", ev)
+	}
+}
+
+func TestLeftoversThatAreWaitedForDieAtTheDeadline(t *testing.T) {
+	p := endless("sh", "-c", `UL_TEST_MODE=beat setsid "$EXE" "$D/session" & exit 0`)
+	p.Leftovers, p.StopIn, p.KillIn = signals.LeftoversWait, 500*time.Millisecond, 700*time.Millisecond
+	r := launch(t, p)
+	kill := r.entry("started").Kill
+	r.wantCode(0)
+	r.wantSilent(kill, slack, "session")
+}
+
+func TestLeftoversAreLetGo(t *testing.T) {
+	p := endless("sh", "-c", `UL_TEST_MODE=beat setsid "$EXE" "$D/session" & sleep 0.3; exit 5`)
+	p.Leftovers = signals.LeftoversIgnore
+	r := launch(t, p)
+	r.wantCode(5)
+	left := r.survivors()
+	if len(left) != 1 {
+		t.Fatalf("alive: %v, want one process", left)
+	}
+	before := r.last("session")
+	eventually(t, "another beat", func() bool { return r.last("session") > before })
+	syscall.Kill(left[0], syscall.SIGKILL)
+	eventually(t, "its end", func() bool { return !alive(left[0]) })
+	if ev, ok := r.event(signals.Leftover); !ok || ev.Count != 1 || ev.Killed {
+		t.Errorf("leftovers: %+v, want one, not killed", ev)
+	}
+	if n := len(guardians()); n != 0 {
+		t.Errorf("%d guardians are left", n)
+	}
+}
+
+// Q07
+func TestThreadsThatEndInTheWrapperDoNotEndTheCommand(t *testing.T) {
+	p := endless("sleep", "0.7")
+	p.Threads = 2000
+	launch(t, p).wantCode(0)
+}
+
+// Q09
+func TestAStoppedWrapperDoesNotDelayTheKill(t *testing.T) {
+	p := endless(tree(true)...)
+	p.StopIn, p.KillIn = 700*time.Millisecond, 900*time.Millisecond
+	p.Diligent, p.Renew = true, 100*time.Millisecond
+	r := launch(t, p)
+	r.beats(treeNames...)
+	r.cmd.Process.Signal(syscall.SIGSTOP)
+	g := r.guardian()
+	eventually(t, "end of the guardian", func() bool { return !alive(g) })
+	due := r.last("main")
+	if s := r.survivors(); len(s) > 0 {
+		t.Errorf("alive while the wrapper is stopped: %v", s)
+	}
+	r.cmd.Process.Signal(syscall.SIGCONT)
+	r.wantSignal(syscall.SIGKILL)
+	kill, _ := r.event(signals.Killing)
+	if kill.Why != signals.WhyLease {
+		t.Errorf("killing: %+v, want because of the lease", kill)
+	}
+	if late := time.Duration(due - kill.At); late > slack {
+		t.Errorf("the command beat %v after the kill", late)
+	}
+}
+
+// Q15
+func TestAStoppedGuardianIsReplacedByTheWrapper(t *testing.T) {
+	p := endless(tree(true)...)
+	p.StopIn, p.KillIn, p.Diligent = 700*time.Millisecond, 900*time.Millisecond, true
+	r := launch(t, p)
+	r.beats(treeNames...)
+	kill := r.entry("started").Kill
+	syscall.Kill(r.guardian(), syscall.SIGSTOP)
+	r.wantSignal(syscall.SIGKILL)
+	r.wantSilent(kill, 50*time.Millisecond+slack, treeNames...)
+	if _, lost := r.event(signals.GuardianLost); lost {
+		t.Error("the wrapper ended the guardian itself, but says that it was lost")
+	}
+}
+
+func TestAStoppedGuardianDelaysNoStartForEver(t *testing.T) {
+	p := endless("sh", "-c", `echo > "$D/ran"; sleep 60`)
+	p.StopIn, p.KillIn, p.Wait = 600*time.Millisecond, 800*time.Millisecond, 500*time.Millisecond
+	r := launch(t, p)
+	syscall.Kill(r.guardian(), syscall.SIGSTOP)
+	r.wantCode(rcSystem)
+	if r.read("ran") != "" {
+		t.Error("the command ran")
+	}
+}
+
+// Q36
+func TestTheGuardianDoesNotWaitForAStoppedWrapper(t *testing.T) {
+	r := prepare(t, endless("sh", "-c", `echo > "$D/ready"; read x < "$D/fifo"; exit 9`))
+	fifo := filepath.Join(r.dir, "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.start()
+	g := r.guardian()
+	eventually(t, "command", func() bool { return r.read("ready") != "" })
+	r.cmd.Process.Signal(syscall.SIGSTOP)
+	if err := os.WriteFile(fifo, []byte("go\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "end of the guardian", func() bool { return !alive(g) })
+	r.cmd.Process.Signal(syscall.SIGCONT)
+	r.wantCode(9)
+}
+
+// Q44
+func TestTheKillIsInTimeOnABusyMachine(t *testing.T) {
+	if testing.Short() {
+		t.Skip("makes load")
+	}
+	for range 12 {
+		hog := exec.CommandContext(t.Context(), "nice", "-n", "19", "sh", "-c", "while :; do :; done")
+		if err := hog.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer hog.Wait()
+		defer hog.Process.Kill()
+	}
+	p := endless(tree(true)...)
+	p.StopIn, p.KillIn, p.Grace = 2500*time.Millisecond, 3*time.Second, time.Second
+	r := prepare(t, p)
+	r.cmd.Path, r.cmd.Args = "/usr/bin/nice", []string{"nice", "-n", "19", exe}
+	r.start()
+	r.beats(treeNames...)
+	kill := r.entry("started").Kill
+	r.wantSignal(syscall.SIGKILL)
+	if ev, _ := r.event(signals.Killing); time.Duration(ev.At-kill) > 50*time.Millisecond {
+		t.Errorf("the kill began %v late", time.Duration(ev.At-kill))
+	} else {
+		t.Logf("the kill began %v late", time.Duration(ev.At-kill))
+	}
+	r.wantSilent(kill, 250*time.Millisecond, treeNames...)
+}
+
+// Q45
+func TestAThousandProcessesDieWithinTheMargin(t *testing.T) {
+	n := 1000
+	if testing.Short() {
+		n = 100
+	}
+	p := endless("sh", "-c", fmt.Sprintf(`trap "" TERM
+i=0; while [ $i -lt %d ]; do setsid sleep 60 & i=$((i+1)); done; echo > "$D/all"; wait`, n))
+	p.Listens, p.KillOn = true, syscall.SIGUSR1
+	r := launch(t, p)
+	eventually(t, "all processes", func() bool { return r.read("all") != "" })
+	at := signals.Now()
+	r.cmd.Process.Signal(syscall.SIGUSR1)
+	r.wantSignal(syscall.SIGKILL)
+	took := time.Duration(signals.Now() - at)
+	t.Logf("%d processes were dead after %v", n, took)
+	if limit := 250*time.Millisecond + time.Duration(n)*3*time.Millisecond; took > limit {
+		t.Errorf("took %v, want at most %v", took, limit)
+	}
+}
+
+// Q48
+func TestWrapperAndGuardianKilledTogetherTakeTheCommandWithThem(t *testing.T) {
+	r := launch(t, endless(tree(true)...))
+	r.beats(treeNames...)
+	g := r.guardian()
+	at := signals.Now()
+	syscall.Kill(g, syscall.SIGSTOP) // so that it cannot act in between
+	r.cmd.Process.Kill()
+	syscall.Kill(g, syscall.SIGKILL)
+	r.wait()
+	eventually(t, "end of the guardian", func() bool { return !alive(g) })
+	if late := time.Duration(r.last("main") - at); late > slack {
+		t.Errorf("the command beat %v after both were killed", late)
+	}
+	for _, pid := range r.survivors() { // the documented hole: what the command had started
+		syscall.Kill(pid, syscall.SIGKILL)
+	}
+	eventually(t, "end of the rest", func() bool { return len(r.survivors()) == 0 })
+}
