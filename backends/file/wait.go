@@ -98,7 +98,7 @@ func (c *Client) WaitChange(ctx context.Context, g backends.Grant) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		w.add(h.dir, unix.IN_MOVED_TO|unix.IN_MOVED_FROM|unix.IN_DELETE|unix.IN_CLOSE_WRITE|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF)
+		w.add(h.dir, unix.IN_MODIFY|unix.IN_MOVED_TO|unix.IN_MOVED_FROM|unix.IN_DELETE|unix.IN_CLOSE_WRITE|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF)
 		// A file that somebody holds open is not deleted but loses its name, which is a change of its attributes.
 		w.add(slotPath(h.dir, h.grant.Slot), unix.IN_ATTRIB|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF)
 		if seen, err := h.look(); err != nil || !sameAsk(seen.Ask, g.Ask) {
