@@ -58,6 +58,7 @@ type plan struct {
 	Renew                time.Duration
 	Threads              int    // it makes and ends as many threads
 	Pin                  string // a file whose lock it hands over
+	Breaks               bool   // it writes to broken pipes, a network connection's and descriptor 2
 	OwnGroup             bool
 	Wait                 time.Duration // between launch and start
 }
@@ -172,6 +173,14 @@ func wrapper() {
 	note(entry{What: "started", Pid: pid, Kill: d.KillAt})
 	for range p.Threads {
 		go func() { runtime.LockOSThread() }() // the thread ends with it
+	}
+	if p.Breaks {
+		read, write, _ := os.Pipe()
+		read.Close()
+		write.Write([]byte("x"))
+		syscall.Dup3(int(write.Fd()), 2, 0)
+		os.Stderr.Write([]byte("x"))
+		note(entry{What: "broken"})
 	}
 	var renew <-chan time.Time
 	if p.Renew > 0 {

@@ -98,12 +98,12 @@ func (g *guardian) find() (o Order, fds []int, ok bool) {
 			continue
 		}
 		var b [orderSize]byte
-		n, _, e := receive(fd, b[:], syscall.MSG_PEEK)
+		n, e := peekMessage(fd, b[:])
 		if _, ours := parseOrder(b[:n]); e != 0 || !ours {
 			continue
 		}
 		syscall.CloseOnExec(fd)
-		n, fds, _ = receive(fd, b[:], 0)
+		n, fds, _ = receive(fd, b[:])
 		g.sock = fd
 		o, ok = parseOrder(b[:n])
 		return o, fds, ok
@@ -135,7 +135,7 @@ func (g *guardian) capture() {
 		switch sig {
 		case syscall.SIGKILL, syscall.SIGSTOP, // cannot be taken
 			syscall.SIGILL, syscall.SIGTRAP, syscall.SIGABRT, syscall.SIGBUS, syscall.SIGFPE, syscall.SIGSEGV, syscall.SIGSYS, // faults
-			syscall.SIGURG, syscall.SIGPROF, 32, 33, 34: // the runtime's and the C libraries' own
+			syscall.SIGURG, syscall.SIGPROF: // the runtime's own
 		default:
 			captureSignal(sig, &old)
 		}
@@ -462,7 +462,7 @@ func (g *guardian) takeSignals() {
 func (g *guardian) obey() {
 	for g.sock >= 0 && !g.finished {
 		var b [orderSize]byte
-		n, fds, e := receive(g.sock, b[:], 0)
+		n, fds, e := receive(g.sock, b[:])
 		if e == syscall.EAGAIN {
 			return
 		}

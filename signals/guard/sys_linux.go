@@ -234,11 +234,18 @@ func send(sock int, msg []byte, fds ...int) syscall.Errno {
 	}
 }
 
+// peekMessage looks at the next message and leaves it where it is, with its descriptors.
+func peekMessage(sock int, msg []byte) (n int, e syscall.Errno) {
+	n, _, err := syscall.Recvfrom(sock, msg, msgDontwait|syscall.MSG_PEEK)
+	e, _ = err.(syscall.Errno)
+	return max(n, 0), e
+}
+
 // receive takes one message off a socket without waiting; n is 0 at the end of the connection. Descriptors close at exec.
-func receive(sock int, msg []byte, flags int) (n int, fds []int, e syscall.Errno) {
+func receive(sock int, msg []byte) (n int, fds []int, e syscall.Errno) {
 	var oob [256]byte
 	for {
-		n, on, _, _, err := syscall.Recvmsg(sock, msg, oob[:], flags|msgDontwait|msgCmsgCloexec)
+		n, on, _, _, err := syscall.Recvmsg(sock, msg, oob[:], msgDontwait|msgCmsgCloexec)
 		if err == syscall.EINTR {
 			continue
 		}

@@ -14,9 +14,10 @@ type Walk struct {
 	Except func(pid int) bool // children of Root that are not meant, with everything below them; may be nil
 	Beat   func()             // called for every process; may be nil
 
-	scan map[int][]int // children by parent, where the kernel has no such list
-	seen map[int]uint64
-	buf  []byte
+	scanAlways bool          // for tests: as if the kernel had no lists of children
+	scan       map[int][]int // children by parent, where it has none (CONFIG_PROC_CHILDREN)
+	seen       map[int]uint64
+	buf        []byte
 }
 
 // Survey is what one walk saw.
@@ -79,7 +80,7 @@ func (w *Walk) begin() bool {
 	if err != nil || string(b[:n]) != strconv.Itoa(self) { // none, or that of another PID namespace
 		return false
 	}
-	if syscall.Access(string(procPath(self, "/task/", self, "/children")), 4) != nil {
+	if w.scanAlways || syscall.Access(string(procPath(self, "/task/", self, "/children")), 4) != nil {
 		w.scan = make(map[int][]int)
 		eachNumber("/proc", func(pid int) {
 			if st, ok := w.stat(pid); ok {
