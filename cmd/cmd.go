@@ -43,17 +43,16 @@ type deps struct {
 	stdout, stderr *os.File
 	systemFile     string // the settings file of the host
 
-	schemes     map[string]backends.Scheme
-	launch      func() (runner.Tree, error)                     // starts a guardian
-	listen      func() <-chan syscall.Signal                    // signals from outside, from now on
-	alarm       func() runner.Alarm                             // wakes the runner's loop up
-	now         func() signals.Instant                          // the runner's clock
-	wall        func() time.Time                                // the time of day, for people
-	resolve     func(name string, env []string) (string, error) // the path of a command
-	parseSignal func(string) (syscall.Signal, error)            // the value of --stop-signal
-	open        func(context.Context, string) (*backends.Store, error)
-	run         func(context.Context, runner.Spec, *backends.Store, runner.Platform) runner.Result
-	dieBy       func(syscall.Signal)
+	schemes map[string]backends.Scheme
+	launch  func() (runner.Tree, error)                     // starts a guardian
+	listen  func() <-chan syscall.Signal                    // signals from outside, from now on
+	alarm   func() (runner.Alarm, error)                    // wakes the runner's loop up
+	now     func() signals.Instant                          // the runner's clock
+	wall    func() time.Time                                // the time of day, for people
+	resolve func(name string, env []string) (string, error) // the path of a command
+	open    func(context.Context, string) (*backends.Store, error)
+	run     func(context.Context, runner.Spec, *backends.Store, runner.Platform) runner.Result
+	dieBy   func(syscall.Signal)
 }
 
 // failure is an error that ends the program with a code of ours, before there was a command.
@@ -130,10 +129,11 @@ func execute(d deps) (code int) {
 
 // launchGuardian starts the guardian without waiting for it.
 func (p *program) launchGuardian() {
-	p.guardian = make(chan launched, 1)
+	done := make(chan launched, 1) // p.guardian is the main goroutine's
+	p.guardian = done
 	go func() {
 		t, err := p.launch()
-		p.guardian <- launched{t, err}
+		done <- launched{t, err}
 	}()
 }
 

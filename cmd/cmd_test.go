@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -49,25 +48,17 @@ func newWorld(t *testing.T) *world {
 		},
 		launch: func() (runner.Tree, error) { w.launched.Add(1); return &fakeTree{w: w}, nil },
 		listen: func() <-chan syscall.Signal { return nil },
-		alarm:  func() runner.Alarm { return fakeAlarm{} },
+		alarm:  func() (runner.Alarm, error) { return fakeAlarm{}, nil },
 		now:    func() signals.Instant { return 0 },
 		wall:   func() time.Time { return time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC) },
 		resolve: func(name string, _ []string) (string, error) {
 			switch name {
 			case "nowhere":
-				return "", fmt.Errorf("nowhere: %w", fs.ErrNotExist)
+				return "", &signals.ResolveError{Name: name, Errno: syscall.ENOENT}
 			case "forbidden":
-				return "", fmt.Errorf("forbidden: %w", fs.ErrPermission)
+				return "", &signals.ResolveError{Name: name, Errno: syscall.EACCES}
 			}
 			return "/bin/" + name, nil
-		},
-		parseSignal: func(s string) (syscall.Signal, error) {
-			for n, name := range signalNames {
-				if name == strings.TrimPrefix(s, "SIG") {
-					return n, nil
-				}
-			}
-			return 0, fmt.Errorf("%q is not a signal: give a name such as TERM", s)
 		},
 		open: func(_ context.Context, raw string) (*backends.Store, error) {
 			w.opened = append(w.opened, raw)
@@ -203,7 +194,7 @@ var refusals = []struct{ flag, value, words string }{
 	{"clock-drift", "NaN%", `"NaN%" is not a percentage: give 0% to 50%, such as 1%`},
 	{"clock-drift", "-1%", `"-1%" is out of range: give 0% to 50%, such as 1%`},
 	{"on-lost", "ignore", `"ignore" is none of kill and term`},
-	{"stop-signal", "LOUD", `"LOUD" is not a signal: give a name such as TERM`},
+	{"stop-signal", "LOUD", `"LOUD" is not a signal: give a name such as TERM, a number or RTMIN+1`},
 	{"leftovers", "keep", `"keep" is none of kill, wait and ignore`},
 	{"slots", "0", `"0" is out of range: give 1 to 1000`},
 	{"slots", "1001", `"1001" is out of range: give 1 to 1000`},
@@ -247,7 +238,7 @@ func TestABadValueIsRefusedInTheSameWordsWhereverItCameFrom(t *testing.T) {
 			})
 		}
 	}
-	newFlags(&settings{}, nil, nil).VisitAll(func(f *pflag.Flag) {
+	newFlags(&settings{}, nil).VisitAll(func(f *pflag.Flag) {
 		if !covered[f.Name] {
 			t.Errorf("--%s has no row", f.Name)
 		}
@@ -714,7 +705,7 @@ func TestHelpFitsAScreenAndNamesEveryFlag(t *testing.T) {
 			t.Errorf("line %d has %d columns, want at most 80", i+1, len(line))
 		}
 	}
-	newFlags(&settings{}, nil, nil).VisitAll(func(f *pflag.Flag) {
+	newFlags(&settings{}, nil).VisitAll(func(f *pflag.Flag) {
 		if !strings.Contains(out, "--"+f.Name+" ") && !strings.Contains(out, "--"+f.Name+"\n") {
 			t.Errorf("--%s is not in the help", f.Name)
 		}
@@ -798,7 +789,7 @@ func TestEverySettingIsReadBackAsItIsWritten(t *testing.T) {
 	for _, a := range acceptances {
 		s := settings{}
 		schemes := map[string]backends.Scheme{"mem": {}, "file": {}}
-		flags := newFlags(&s, schemes, newWorld(t).parseSignal)
+		flags := newFlags(&s, schemes)
 		f := flags.Lookup(a.flag)
 		if err := f.Value.Set(a.value); err != nil {
 			t.Fatal(err)
@@ -836,7 +827,7 @@ func FuzzSettings(f *testing.F) {
 	f.Add([]byte("a: 1\n--- b"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s := settings{}
-		flags := newFlags(&s, map[string]backends.Scheme{"file": {}}, func(string) (syscall.Signal, error) { return syscall.SIGTERM, nil })
+		flags := newFlags(&s, map[string]backends.Scheme{"file": {}})
 		_, err := load(flags, "n", nil, []readFile{{path: "the-file", data: data}})
 		if err == nil {
 			return

@@ -62,7 +62,7 @@ const (
 const auto = "auto"
 
 // newFlags returns the flags of a run, with s at their defaults. The same parsers read the environment and the files.
-func newFlags(s *settings, schemes map[string]backends.Scheme, parseSignal func(string) (syscall.Signal, error)) *pflag.FlagSet {
+func newFlags(s *settings, schemes map[string]backends.Scheme) *pflag.FlagSet {
 	fs := pflag.NewFlagSet("run", pflag.ContinueOnError)
 	fs.SortFlags = false
 	text := func(p *string, name, def, what string, check func(string) error) {
@@ -95,7 +95,7 @@ func newFlags(s *settings, schemes map[string]backends.Scheme, parseSignal func(
 	span(&s.renewEvery, "renew-every", runner.Auto, time.Millisecond, word{auto, runner.Auto})
 	add(fs, &s.clockDrift, "clock-drift", 0.01, "percentage", parsePercent, writePercent)
 	choice(fs, &s.onLost, "on-lost", runner.LostKill, runner.LostKill, runner.LostTerm)
-	add(fs, &s.stopSignal, "stop-signal", syscall.SIGTERM, "signal", parseSignal, signalName)
+	add(fs, &s.stopSignal, "stop-signal", syscall.SIGTERM, "signal", signals.Parse, signals.Name)
 	choice(fs, &s.leftovers, "leftovers", signals.LeftoversKill,
 		signals.LeftoversKill, signals.LeftoversWait, signals.LeftoversIgnore)
 	add(fs, &s.slots, "slots", 1, "number", parseSlots, strconv.Itoa)
@@ -379,21 +379,4 @@ func exact(d time.Duration) string {
 		s = s[:len(s)-2]
 	}
 	return s
-}
-
-func signalName(s syscall.Signal) string {
-	if n, ok := signalNames[s]; ok {
-		return n
-	}
-	return strconv.Itoa(int(s))
-}
-
-// signalNames are the names that a shell's kill -l shows. Real-time signals go by their number.
-var signalNames = map[syscall.Signal]string{
-	syscall.SIGHUP: "HUP", syscall.SIGINT: "INT", syscall.SIGQUIT: "QUIT", syscall.SIGILL: "ILL", syscall.SIGTRAP: "TRAP",
-	syscall.SIGABRT: "ABRT", syscall.SIGBUS: "BUS", syscall.SIGFPE: "FPE", syscall.SIGKILL: "KILL", syscall.SIGUSR1: "USR1",
-	syscall.SIGSEGV: "SEGV", syscall.SIGUSR2: "USR2", syscall.SIGPIPE: "PIPE", syscall.SIGALRM: "ALRM", syscall.SIGTERM: "TERM",
-	syscall.SIGCHLD: "CHLD", syscall.SIGCONT: "CONT", syscall.SIGSTOP: "STOP", syscall.SIGTSTP: "TSTP", syscall.SIGTTIN: "TTIN",
-	syscall.SIGTTOU: "TTOU", syscall.SIGURG: "URG", syscall.SIGXCPU: "XCPU", syscall.SIGXFSZ: "XFSZ", syscall.SIGVTALRM: "VTALRM",
-	syscall.SIGPROF: "PROF", syscall.SIGWINCH: "WINCH", syscall.SIGIO: "IO", syscall.SIGSYS: "SYS",
 }

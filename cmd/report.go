@@ -17,6 +17,7 @@ import (
 
 	"github.com/underlease/underlease/backends"
 	"github.com/underlease/underlease/runner"
+	"github.com/underlease/underlease/signals"
 )
 
 // reportVersion changes when a reader of the report has to. New fields do not change it.
@@ -68,7 +69,7 @@ func (p *program) reportOf(r runner.Result, code int) report {
 		out.Store = p.store.Address
 	}
 	if r.Signal != 0 {
-		out.Signal = ptr(signalName(r.Signal))
+		out.Signal = ptr(signals.Name(r.Signal))
 	}
 	if g := r.Grant; g.Term != 0 {
 		out.Slot, out.Term = &g.Slot, &g.Term

@@ -3,7 +3,6 @@ package cmd
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"log/slog"
 	"os"
 	"slices"
@@ -14,12 +13,13 @@ import (
 
 	"github.com/underlease/underlease/backends"
 	"github.com/underlease/underlease/runner"
+	"github.com/underlease/underlease/signals"
 )
 
 const defaultTTL = 60 * time.Second
 
 func (p *program) runCommand() *cobra.Command {
-	p.flags = newFlags(&p.s, p.schemes, p.parseSignal)
+	p.flags = newFlags(&p.s, p.schemes)
 	c := &cobra.Command{
 		Use:               "run [flags] NAME -- COMMAND [ARG...]",
 		Short:             "Run a command under a lease",
@@ -158,7 +158,7 @@ func (p *program) runLease(command []string) error {
 	p.s.holder = spec.Holder
 	if spec.Path, err = p.resolve(command[0], p.environ); err != nil {
 		code := runner.ExitCannotRun
-		if errors.Is(err, fs.ErrNotExist) {
+		if r := (*signals.ResolveError)(nil); errors.As(err, &r) && r.NotFound() {
 			code = runner.ExitNotFound
 		}
 		return &failure{code, runner.OutcomeNotStarted, err.Error(), backends.Hint(err)}
@@ -176,7 +176,10 @@ func (p *program) runLease(command []string) error {
 	defer func() { _ = p.store.Close() }() // nothing of the run depends on it any more
 
 	outside := p.listen()
-	alarm := p.alarm()
+	alarm, err := p.alarm()
+	if err != nil {
+		return &failure{runner.ExitSystem, runner.OutcomeNotStarted, err.Error(), ""}
+	}
 	defer alarm.Close()
 	platform := runner.Platform{
 		Launch: p.takeGuardian, Now: p.now, Alarm: alarm, Signals: outside,
