@@ -114,12 +114,10 @@ func (h *hinted) Unwrap() error { return h.error }
 
 // Hint returns what a person can do about err, or nothing.
 func Hint(err error) string {
-	var h *hinted
-	if errors.As(err, &h) {
+	if h, ok := errors.AsType[*hinted](err); ok {
 		return h.hint
 	}
-	var c *ConfigError
-	if errors.As(err, &c) {
+	if c, ok := errors.AsType[*ConfigError](err); ok {
 		return c.Hint
 	}
 	return ""

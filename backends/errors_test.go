@@ -24,7 +24,7 @@ func TestEveryErrorIsOfExactlyOneKind(t *testing.T) {
 	} {
 		for _, wrapped := range []error{c.err, fmt.Errorf("acquire: %w", c.err), WithHint(c.err, "look")} {
 			for _, kind := range kinds {
-				if got, want := errors.Is(wrapped, kind), kind == c.kind; got != want {
+				if got, want := errors.Is(wrapped, kind), errors.Is(c.kind, kind); got != want {
 					t.Errorf("%v is %v: got %v, want %v", wrapped, kind, got, want)
 				}
 			}

@@ -86,7 +86,7 @@ func plain(s string) bool {
 		c := s[i]
 		letter := c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
 		inside := i > 0 && i < len(s)-1
-		if !letter && !(inside && (c == '.' || c == '-')) {
+		if !letter && (!inside || c != '.' && c != '-') {
 			return false
 		}
 	}

@@ -3,6 +3,7 @@ package all
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/url"
 	"strings"
 	"testing"
@@ -83,10 +84,8 @@ func TestAPasswordIsNeverShown(t *testing.T) {
 		"redis://[" + secret,
 	} {
 		s, err := Open(t.Context(), raw, schemes())
-		text := ""
-		if err != nil {
-			text = err.Error() + " " + backends.Hint(err)
-		} else {
+		text := fmt.Sprint(err, backends.Hint(err))
+		if err == nil {
 			text = s.Address
 		}
 		if strings.Contains(text, secret) {

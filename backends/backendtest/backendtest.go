@@ -150,7 +150,7 @@ func (c *client) eventually(r backends.Request, limit time.Duration) backends.Gr
 	}
 }
 
-// busy wants the lease to be held.
+// busy wants the lease to be held and returns by whom.
 func (c *client) busy(r backends.Request) *backends.BusyError {
 	c.e.Helper()
 	g, err := c.try(r)
@@ -159,6 +159,12 @@ func (c *client) busy(r backends.Request) *backends.BusyError {
 		c.e.Fatalf("Acquire %q: got %v and slot %d, want a *BusyError", r.Lease, err, g.Slot)
 	}
 	return busy
+}
+
+// taken is busy for those who need no more than that.
+func (c *client) taken(r backends.Request) {
+	c.e.Helper()
+	_ = c.busy(r)
 }
 
 func (c *client) renew(g backends.Grant) backends.Grant {

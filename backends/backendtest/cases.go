@@ -73,8 +73,8 @@ func oneHolder(e *env) {
 	if g.TTL != r.TTL {
 		e.Errorf("ttl of the grant: got %v, want %v", g.TTL, r.TTL)
 	}
-	b.busy(b.request("one"))
-	a.busy(a.request("one")) // the same client is a stranger too: only the handle counts
+	b.taken(b.request("one"))
+	a.taken(a.request("one")) // the same client is a stranger too: only the handle counts
 	a.release(g, "ok")
 	b.acquire(b.request("one"))
 }
@@ -291,7 +291,7 @@ func renewKeeps(e *env) {
 			e.Errorf("renewed grant: got %+v, want %+v", got, g)
 		}
 	}
-	b.busy(b.request("kept"))
+	b.taken(b.request("kept"))
 }
 
 func renewDeleted(e *env) {
@@ -315,7 +315,7 @@ func renewDeleted(e *env) {
 func expiryFrees(e *env) {
 	a, b := e.client(), e.client()
 	a.acquire(a.request("expiring"))
-	b.busy(b.request("expiring"))
+	b.taken(b.request("expiring"))
 	begun := time.Now()
 	if a.Endless {
 		e.expire(a)
@@ -402,7 +402,7 @@ func slotsAdmit(e *env) {
 	}
 	r := c.request("three")
 	r.Slots = 3
-	c.busy(r)
+	c.taken(r)
 	c.release(slots[1], "ok")
 	if g := c.acquire(r); g.Slot != 1 {
 		e.Errorf("slot after a release: got %d, want 1", g.Slot)
@@ -476,7 +476,7 @@ func mixedSlots(e *env) {
 	long.renew(kept)
 	r = next.request("mixed-ttl")
 	r.Slots = 2
-	next.busy(r)
+	next.taken(r)
 	r.Slots = 3
 	if g := next.acquire(r); g.Slot != 2 {
 		e.Errorf("slot with a larger N: got %d, want 2", g.Slot)
@@ -727,7 +727,7 @@ func breakRefuses(e *env) {
 	if err := b.Break(e.Context(), e.namespace, "broken", 0, "it hangs", false); err != nil {
 		e.Fatalf("Break: got %v, want nil", err)
 	}
-	b.busy(b.request("broken")) // not free before its expiry or its release
+	b.taken(b.request("broken")) // not free before its expiry or its release
 	a.lost(g)
 	if err := b.Ask(e.Context(), e.namespace, "broken", 0, backends.Ask{Kind: backends.AskStop}); err != nil {
 		e.Errorf("Ask after a break: got %v, want nil", err)
@@ -759,7 +759,7 @@ func breakNow(e *env) {
 	a.lost(g)
 	a.release(g, "lost-taken")
 	b.renew(next)
-	a.busy(a.request("broken"))
+	a.taken(a.request("broken"))
 }
 
 func inspectShows(e *env) {
@@ -1076,7 +1076,7 @@ func nothingLeft(e *env) {
 		c := e.client()
 		r := c.request("l")
 		g := c.acquire(r)
-		c.busy(c.request("l"))
+		c.taken(c.request("l"))
 		c.renew(g)
 		ctx, cancel := context.WithTimeout(e.Context(), 20*time.Millisecond)
 		defer cancel()

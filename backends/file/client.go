@@ -25,6 +25,7 @@ type Client struct {
 	ordered bool // see [ordered]
 	probe   int  // how files are opened to be locked only
 	clock   clock
+	safe    func() error // whether the directory may be used, asked again when it was made; may be nil
 
 	mu   sync.Mutex
 	held map[key]*holding

@@ -135,10 +135,16 @@ func (d *door) leave() { shut(d.mu) }
 
 // makeAll makes a directory and those above it, for the owner alone. Others may be making them at the same time.
 func (c *Client) makeAll(dir string) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return classify(err)
 	}
-	return nil
+	// Another may have been first, with a directory of his own in a place that all may write to.
+	if c.safe != nil {
+		if err := c.safe(); err != nil {
+			return err
+		}
+	}
+	return classify(os.MkdirAll(dir, 0o700))
 }
 
 // readRecord returns the record at path, or nil when there is none. It needs no lock: records are replaced as a whole.

@@ -74,7 +74,7 @@ func host() system {
 	return system{getenv: os.Getenv, uid: os.Geteuid(), kind: func(path string) (int64, error) {
 		var st unix.Statfs_t
 		err := again(func() error { return unix.Statfs(path, &st) })
-		return int64(st.Type), fault("statfs", path, err)
+		return int64(st.Type), fault("statfs", path, err) //nolint:unconvert // the type is not the same on every architecture
 	}}
 }
 
@@ -102,9 +102,11 @@ func (s system) open(_ context.Context, u *url.URL) (*backends.Store, error) {
 		return nil, backends.Configf("name a directory of a local file system, or add ?network=1 if only one host uses it",
 			"%s is on a network file system (%s), whose locks cannot be relied upon", dir, name)
 	}
+	c := newClient(dir, network, ordered(magic))
+	c.safe = func() error { return s.safe(dir) }
 	address := url.URL{Scheme: "file", Path: dir}
 	return &backends.Store{
-		Backend:  newClient(dir, network, ordered(magic)),
+		Backend:  c,
 		Scheme:   "file",
 		Address:  address.String(),
 		Identity: "file:" + dir,
@@ -171,13 +173,13 @@ func (s system) standard() (string, error) {
 
 // resolve follows every link of dir, of which the last parts may not exist yet, and returns the part that does as base.
 // Two names of one directory give the same result, before and after it was made.
-func resolve(dir string) (real, base string, err error) {
+func resolve(dir string) (whole, base string, err error) {
 	base = filepath.Clean(dir)
 	rest := ""
 	for {
-		real, err := filepath.EvalSymlinks(base)
+		followed, err := filepath.EvalSymlinks(base)
 		if err == nil {
-			return filepath.Join(real, rest), real, nil
+			return filepath.Join(followed, rest), followed, nil
 		}
 		if !errors.Is(err, os.ErrNotExist) || base == "/" {
 			if errors.Is(err, unix.ENOTDIR) {

@@ -2,6 +2,7 @@ package file
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -65,7 +66,8 @@ func start(t *testing.T, role, dir string, args ...string) *actor {
 
 func startAs(t *testing.T, who *syscall.Credential, role, dir string, args ...string) *actor {
 	t.Helper()
-	a := &actor{Cmd: exec.Command("/proc/self/exe", append([]string{dir}, args...)...)}
+	// Killed by the test itself, and not before its clean-up: t.Context ends earlier.
+	a := &actor{Cmd: exec.CommandContext(context.Background(), "/proc/self/exe", append([]string{dir}, args...)...)}
 	a.Env = append(os.Environ(), roleVariable+"="+role)
 	a.Stderr = os.Stderr
 	a.SysProcAttr = &syscall.SysProcAttr{Credential: who, Pdeathsig: syscall.SIGKILL}
@@ -149,7 +151,9 @@ func contend(c *Client, args []string) error {
 		if _, err := c.Renew(background, g); err != nil {
 			return err
 		}
-		fmt.Fprintln(out, g.Term, g.Slot, begin, bootTime())
+		if _, err := fmt.Fprintln(out, g.Term, g.Slot, begin, bootTime()); err != nil {
+			return err
+		}
 		if err := c.Release(background, g, backends.End{Outcome: "ok"}); err != nil {
 			return err
 		}

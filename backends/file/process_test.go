@@ -473,7 +473,7 @@ func fill(t *testing.T, path string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	for _, size := range []int{4096, 1} {
 		for err = nil; err == nil; {
 			_, err = f.Write(make([]byte, size))

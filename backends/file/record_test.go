@@ -20,9 +20,11 @@ func full() *record {
 	r := &record{
 		namespace: "ns \"quoted\"", lease: "名前\u2028x", last: 1796040232999, version: 1796040232005,
 		slots: []slot{
-			{number: 0, term: 1796040232999, since: 1796040232999e6, ttl: time.Minute, handle: "0123456789abcdef", holder: "db1 (pid 4711)\n\xff",
+			{
+				number: 0, term: 1796040232999, since: 1796040232999e6, ttl: time.Minute, handle: "0123456789abcdef", holder: "db1 (pid 4711)\n\xff",
 				kept: kept{boot: "b", at: 5, wall: 1796040242999e6}, ask: ask{kind: "stop", reason: "r\\", by: "", at: -1},
-				by: process{boot: "b", space: 4026531836, pid: 4711, start: 99}, end: backends.End{Outcome: "failed", ExitCode: 17, Took: time.Second}},
+				by: process{boot: "b", space: 4026531836, pid: 4711, start: 99}, end: backends.End{Outcome: "failed", ExitCode: 17, Took: time.Second},
+			},
 			{number: 3, term: 7, holder: ""},
 		},
 		values: []value{{key: "a", version: 1, written: 3, bytes: "\x00\n\"end"}, {key: "é", version: 1796040232005, bytes: ""}},
@@ -288,7 +290,7 @@ func release(tb testing.TB, c *Client, g backends.Grant) {
 func memory(tb testing.TB) string {
 	tb.Helper()
 	if _, err := os.Stat("/dev/shm"); err == nil {
-		dir, err := os.MkdirTemp("/dev/shm", "underlease-test-")
+		dir, err := os.MkdirTemp("/dev/shm", "underlease-test-") //nolint:usetesting // TempDir is on the disk
 		if err == nil {
 			tb.Cleanup(func() { _ = os.RemoveAll(dir) })
 			return dir

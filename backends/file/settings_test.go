@@ -169,6 +169,21 @@ func TestADirectoryThatOthersCanWriteToIsRefused(t *testing.T) {
 	}
 }
 
+func TestADirectoryThatAnotherMadeFirstIsRefused(t *testing.T) {
+	dir := t.TempDir() + "/shared"
+	c := openAt(t, dir)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	var config *backends.ConfigError
+	if _, err := c.Acquire(t.Context(), backends.Request{Lease: "l", Handle: "h", Slots: 1}); !errors.As(err, &config) {
+		t.Errorf("Acquire: got %v, want a *ConfigError", err)
+	}
+}
+
 func TestWhatIsNoDirectoryIsRefused(t *testing.T) {
 	base := t.TempDir()
 	if err := os.WriteFile(base+"/f", nil, 0o600); err != nil {
@@ -292,7 +307,7 @@ func TestEveryErrorOfTheSystemHasAKind(t *testing.T) {
 		for _, err := range []error{fault("open", "/d/rec", c.number), fmt.Errorf("x: %w", fault("write", "/d/rec", c.number))} {
 			got := classify(err)
 			for _, kind := range []error{backends.ErrBusy, backends.ErrLost, backends.ErrUnavailable, backends.ErrDenied, backends.ErrBroken} {
-				if errors.Is(got, kind) != (kind == c.kind) {
+				if errors.Is(got, kind) != errors.Is(c.kind, kind) {
 					t.Errorf("%v: got %v is %v: %v, want %v", c.number, got, kind, errors.Is(got, kind), c.kind)
 				}
 			}

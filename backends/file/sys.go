@@ -2,6 +2,7 @@ package file
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"strconv"
 	"strings"
@@ -44,21 +45,21 @@ func open(path string, flags int) (fd int, id inode, err error) {
 		shut(fd)
 		return -1, inode{}, foreign(nil, path)
 	}
-	return fd, inode{uint64(st.Dev), st.Ino}, nil
+	return fd, identity(&st), nil
 }
 
 // at returns what stands at path, or the zero inode when nothing does.
 func at(path string) (inode, error) {
 	var st unix.Stat_t
 	err := again(func() error { return unix.Lstat(path, &st) })
-	switch err { //nolint:errorlint // plain numbers from system calls
-	case nil:
-		return inode{uint64(st.Dev), st.Ino}, nil
-	case unix.ENOENT, unix.ENOTDIR:
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
 		return inode{}, nil
-	default:
-		return inode{}, fault("stat", path, err)
 	}
+	return identity(&st), fault("stat", path, err)
+}
+
+func identity(st *unix.Stat_t) inode {
+	return inode{uint64(st.Dev), st.Ino} //nolint:unconvert // the type of Dev is not the same on every architecture
 }
 
 // shut closes a descriptor. For a lock this is the only way to give it up: LOCK_UN on one copy of a descriptor would

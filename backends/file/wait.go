@@ -93,7 +93,16 @@ func (c *Client) WaitChange(ctx context.Context, g backends.Grant) error {
 		<-ctx.Done() // nothing notifies here: the caller's own looks have to do
 		return ctx.Err()
 	}
-	slot := "slot." + strconv.Itoa(h.grant.Slot)
+	matters := func(name string, mask uint32) bool {
+		switch name {
+		case "", "rec": // the directory or the slot's file itself, or the record
+			return true
+		case "slot." + strconv.Itoa(h.grant.Slot):
+			return mask&unix.IN_CLOSE_WRITE == 0
+		default:
+			return false
+		}
+	}
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -102,18 +111,10 @@ func (c *Client) WaitChange(ctx context.Context, g backends.Grant) error {
 		// A file that somebody holds open is not deleted but loses its name, which is a change of its attributes.
 		w.add(slotPath(h.dir, h.grant.Slot), unix.IN_ATTRIB|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF)
 		if seen, err := h.look(); err != nil || !sameAsk(seen.Ask, g.Ask) {
-			return nil //nolint:nilerr // the caller renews and sees the error itself
+			return nil // the caller renews and sees for itself what it is
 		}
-		for !w.wait(ctx, backends.Forever, func(name string, mask uint32) bool {
-			switch name {
-			case "", "rec":
-				return true
-			case slot:
-				return mask&unix.IN_CLOSE_WRITE == 0
-			default:
-				return false
-			}
-		}) && ctx.Err() == nil {
+		for ctx.Err() == nil && !w.wait(ctx, backends.Forever, matters) {
+			continue
 		}
 	}
 }

@@ -182,8 +182,13 @@ func result(err error) string {
 		kind error
 		word string
 	}{
-		{nil, "ok"}, {backends.ErrBusy, "busy"}, {backends.ErrLost, "lost"}, {backends.ErrUnavailable, "unavailable"},
-		{backends.ErrDenied, "denied"}, {backends.ErrBroken, "broken"}, {backends.ErrNoRecord, "no-record"},
+		{nil, "ok"},
+		{backends.ErrBusy, "busy"},
+		{backends.ErrLost, "lost"},
+		{backends.ErrUnavailable, "unavailable"},
+		{backends.ErrDenied, "denied"},
+		{backends.ErrBroken, "broken"},
+		{backends.ErrNoRecord, "no-record"},
 		{backends.ErrConflict, "conflict"},
 	} {
 		if errors.Is(err, k.kind) {

@@ -33,6 +33,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strings"
@@ -346,10 +347,7 @@ func (c *Client) Release(ctx context.Context, g backends.Grant, end backends.End
 		if s == nil || !abandon && (s.term != g.Term || s.number != g.Slot) || !s.held(now) && !abandon {
 			return nil
 		}
-		next := lease{version: l.version, values: map[string]value{}}
-		for k, v := range l.values {
-			next.values[k] = v
-		}
+		next := lease{version: l.version, values: maps.Clone(l.values)}
 		for _, p := range end.Puts {
 			if _, err := next.put(p, now); err != nil {
 				return err // and nothing is written
