@@ -13,8 +13,14 @@ import (
 	"github.com/underlease/underlease/signals"
 )
 
-// hintEvery is the shortest time between two looks that a store's hints cause.
-const hintEvery = 50 * time.Millisecond
+const (
+	hintEvery  = 50 * time.Millisecond  // the shortest time between two looks that a store's hints cause
+	watchAfter = 300 * time.Millisecond // from the start of the command to the watch for hints
+)
+
+// watchAfter is how old a run is before its store is asked for hints: until then the looks are enough. A short command would
+// pay for a watch that never told it anything; to close one of inotify alone takes the kernel 5 to 25 ms, a grace period of SRCU.
+const watchAfter = 250 * time.Millisecond
 
 // keeper keeps one grant while a command runs under it. All its fields belong to the goroutine that calls keep.
 type keeper struct {
@@ -216,7 +222,11 @@ func (k *keeper) answered(ctx context.Context, a answer) tenure.Orders {
 	now := k.Now()
 	switch {
 	case a.err == nil:
+		before := k.machine.Renewals()
 		orders := k.machine.Renewed(a.attempt, a.grant.TTL, now)
+		if k.machine.Renewals() == before {
+			return orders // it came too late to count
+		}
 		k.grant.TTL = a.grant.TTL
 		k.lastErr = nil
 		k.Log.Debug("lease renewed", "grant", k.grant, "attempt", a.attempt, "took", a.took, "valid_for", k.validFor())
@@ -254,6 +264,9 @@ func (k *keeper) count(ctx context.Context) {
 
 // watch turns the store's hints into looks.
 func (k *keeper) watch(ctx context.Context, w backends.Watcher) {
+	if !k.pause(ctx, watchAfter) {
+		return
+	}
 	for {
 		err := w.WaitChange(ctx, k.grant)
 		if ctx.Err() != nil {
@@ -263,14 +276,19 @@ func (k *keeper) watch(ctx context.Context, w backends.Watcher) {
 		if err != nil {
 			wait = time.Second // a hint that cannot be had is only a hint
 		} else {
-			select {
-			case k.hints <- struct{}{}:
-			default:
-			}
+			k.hint()
 		}
 		if !k.pause(ctx, wait) {
 			return
 		}
+	}
+}
+
+// hint asks for a look, unless one is asked for already.
+func (k *keeper) hint() {
+	select {
+	case k.hints <- struct{}{}:
+	default:
 	}
 }
 
@@ -333,6 +351,7 @@ func (k *keeper) happened(ev signals.Event) tenure.Orders {
 	case signals.Stuck:
 		k.Say(fmt.Sprintf("%d processes are still alive after SIGKILL: pids %v: %v", ev.Count, ev.Pids, ev.Err),
 			"the lease is kept until they have ended")
+		return 0
 	case signals.GuardianLost:
 		return k.machine.GuardianGone(now)
 	case signals.Gone:
