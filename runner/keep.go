@@ -13,10 +13,8 @@ import (
 	"github.com/underlease/underlease/signals"
 )
 
-const (
-	hintEvery  = 50 * time.Millisecond  // the shortest time between two looks that a store's hints cause
-	watchAfter = 300 * time.Millisecond // from the start of the command to the watch for hints
-)
+// hintEvery is the shortest time between two looks that a store's hints cause.
+const hintEvery = 50 * time.Millisecond
 
 // watchAfter is how old a run is before its store is asked for hints: until then the looks are enough. A short command would
 // pay for a watch that never told it anything; to close one of inotify alone takes the kernel 5 to 25 ms, a grace period of SRCU.
@@ -276,19 +274,14 @@ func (k *keeper) watch(ctx context.Context, w backends.Watcher) {
 		if err != nil {
 			wait = time.Second // a hint that cannot be had is only a hint
 		} else {
-			k.hint()
+			select {
+			case k.hints <- struct{}{}:
+			default:
+			}
 		}
 		if !k.pause(ctx, wait) {
 			return
 		}
-	}
-}
-
-// hint asks for a look, unless one is asked for already.
-func (k *keeper) hint() {
-	select {
-	case k.hints <- struct{}{}:
-	default:
 	}
 }
 
