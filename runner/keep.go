@@ -16,6 +16,10 @@ import (
 // hintEvery is the shortest time between two looks that a store's hints cause.
 const hintEvery = 50 * time.Millisecond
 
+// watchAfter is how old a run is before its store is asked for hints: until then the looks are enough. A short command would
+// pay for a watch that never told it anything; to close one of inotify alone takes the kernel 5 to 25 ms, a grace period of SRCU.
+const watchAfter = 250 * time.Millisecond
+
 // keeper keeps one grant while a command runs under it. All its fields belong to the goroutine that calls keep.
 type keeper struct {
 	*run
