@@ -1,0 +1,50 @@
+# The targets are for people and for .ci/run alike.
+#
+#   make build                     bin/underlease
+#   make test                      all tests
+#   make lint                      gofmt, go vet, golangci-lint
+#   make bench                     benchmarks, and the start-up beside flock(1)
+#   make install PREFIX=/usr DESTDIR=/tmp/pkg
+
+PREFIX      ?= /usr/local
+DESTDIR     ?=
+GO          ?= go
+GOLANGCI    ?= golangci-lint
+TESTFLAGS   ?=
+VERSION     ?=
+
+COMMIT      := $(shell git rev-parse --short=12 HEAD 2>/dev/null)
+CMD         := github.com/underlease/underlease/cmd
+LDFLAGS     := -s -w $(if $(VERSION),-X $(CMD).version=$(VERSION) -X $(CMD).commit=$(COMMIT))
+
+.PHONY: build test lint bench install clean
+
+build:
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/underlease .
+
+test:
+	$(GO) test $(TESTFLAGS) ./...
+
+lint:
+	@files=$$(git ls-files -z '*.go' | xargs -0r gofmt -l); \
+	if [ -n "$$files" ]; then echo "not formatted:"; echo "$$files"; exit 1; fi
+	$(GO) vet ./...
+	$(GOLANGCI) run
+
+bench:
+	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+install: build
+	install -d '$(DESTDIR)$(PREFIX)/bin' \
+		'$(DESTDIR)$(PREFIX)/share/bash-completion/completions' \
+		'$(DESTDIR)$(PREFIX)/share/zsh/site-functions' \
+		'$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d' \
+		'$(DESTDIR)$(PREFIX)/share/doc/underlease'
+	install -m 0755 bin/underlease '$(DESTDIR)$(PREFIX)/bin/underlease'
+	bin/underlease completion bash > '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/underlease'
+	bin/underlease completion zsh > '$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_underlease'
+	bin/underlease completion fish > '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/underlease.fish'
+	install -m 0644 LICENSE '$(DESTDIR)$(PREFIX)/share/doc/underlease/LICENSE'
+
+clean:
+	rm -rf bin dist
