@@ -157,7 +157,7 @@ func (w *world) spec() runner.Spec {
 
 // refusals are values that every source refuses in the same words.
 var refusals = []struct{ flag, value, words string }{
-	{"backend", "", "it is empty: give a URL such as file: or file:///var/lib/underlease, or leave it out for file:"},
+	{"backend", "", "it is empty: give a URL such as file:///var/lib/underlease, or leave it out"},
 	{"backend", "/var/lib", `"/var/lib" has no scheme: give a URL such as file: or file:///var/lib/underlease`},
 	{"backend", "smoke:", `"smoke:" is not a kind of store that is known here: there is file: and mem:`},
 	{"backend", "redis://u:s3cret@h", `"redis:" is not a kind of store that is known here: there is file: and mem:`},
@@ -749,7 +749,7 @@ func TestConfigSaysWhereEachSettingCameFrom(t *testing.T) {
 		t.Fatalf("got %d, %q and\n%s want 0 and no secret", code, errs, out)
 	}
 	got := map[string]string{}
-	for _, line := range strings.Split(out, "\n") {
+	for _, line := range strings.SplitSeq(out, "\n") {
 		if f := strings.Fields(line); len(f) > 2 {
 			got[f[0]] = strings.Join(f[1:], " ")
 		}

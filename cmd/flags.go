@@ -181,11 +181,11 @@ const durationExample = "give a number with a unit, such as 90s or 1h30m"
 
 func parseDuration(s string, least time.Duration, words ...word) (time.Duration, error) {
 	orWord := ""
-	for _, w := range words {
+	for _, w := range words { // one at most
 		if s == w.name {
 			return w.d, nil
 		}
-		orWord += ", or " + w.name
+		orWord = ", or " + w.name
 	}
 	d, err := time.ParseDuration(s)
 	switch {
@@ -307,7 +307,7 @@ func checkHolder(s string) error {
 // checkBackend looks at the scheme alone; the rest of the URL is the backend's to judge. No error of it shows a password.
 func checkBackend(raw string, schemes map[string]backends.Scheme) error {
 	if raw == "" {
-		return errors.New("it is empty: give a URL such as file: or file:///var/lib/underlease, or leave it out for file:")
+		return errors.New("it is empty: give a URL such as file:///var/lib/underlease, or leave it out")
 	}
 	kinds := slices.Sorted(maps.Keys(schemes))
 	for i := range kinds {

@@ -69,19 +69,19 @@ func (p *program) reportOf(r runner.Result, code int) report {
 		out.Store = p.store.Address
 	}
 	if r.Signal != 0 {
-		out.Signal = ptr(signals.Name(r.Signal))
+		out.Signal = new(signals.Name(r.Signal))
 	}
 	if g := r.Grant; g.Term != 0 {
 		out.Slot, out.Term = &g.Slot, &g.Term
-		out.RunID, out.Previous = ptr(runID(g)), ptr(previous(g.Previous))
+		out.RunID, out.Previous = new(runID(g)), new(previous(g.Previous))
 	}
 	if b := r.Busy; b != nil {
 		out.Busy = &busy{Holder: b.Holder, Slot: b.Slot, Term: b.Term, Kept: b.Kept}
 		if !b.Since.IsZero() {
-			out.Busy.Since = ptr(b.Since.UTC())
+			out.Busy.Since = new(b.Since.UTC())
 		}
 		if b.Left != backends.Forever {
-			out.Busy.LeftMs = ptr(b.Left.Milliseconds())
+			out.Busy.LeftMs = new(b.Left.Milliseconds())
 		}
 		if out.Reason == "" {
 			out.Reason = busyWords(b, p.wall())
@@ -89,8 +89,6 @@ func (p *program) reportOf(r runner.Result, code int) report {
 	}
 	return out
 }
-
-func ptr[T any](v T) *T { return &v }
 
 // reportFile is a report that can be written.
 type reportFile struct {

@@ -91,8 +91,7 @@ func (p *program) spec() (runner.Spec, error) {
 		ClockDrift: s.clockDrift, OnLost: s.onLost, StopSignal: s.stopSignal, Leftovers: s.leftovers,
 	}
 	err := spec.Settle(p.schemes[schemeOf(s.backend)].Endless)
-	var r *runner.RelationError
-	if errors.As(err, &r) {
+	if r, ok := errors.AsType[*runner.RelationError](err); ok {
 		err = settingsf(r.Hint, "%s", r.Text)
 	}
 	return spec, err
@@ -158,7 +157,7 @@ func (p *program) runLease(command []string) error {
 	p.s.holder = spec.Holder
 	if spec.Path, err = p.resolve(command[0], p.environ); err != nil {
 		code := runner.ExitCannotRun
-		if r := (*signals.ResolveError)(nil); errors.As(err, &r) && r.NotFound() {
+		if r, ok := errors.AsType[*signals.ResolveError](err); ok && r.NotFound() {
 			code = runner.ExitNotFound
 		}
 		return &failure{code, runner.OutcomeNotStarted, err.Error(), backends.Hint(err)}

@@ -266,8 +266,7 @@ func readLimited(path string, most int) ([]byte, error) {
 
 // plainPathError puts the path first and leaves the name of the system call out.
 func plainPathError(err error) error {
-	var p *fs.PathError
-	if errors.As(err, &p) {
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
 		return fmt.Errorf("%s: %w", p.Path, p.Err)
 	}
 	return err

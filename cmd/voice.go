@@ -258,6 +258,7 @@ func jsonAttr(_ []string, a slog.Attr) slog.Attr {
 		}
 	case slog.KindString:
 		a.Value = slog.StringValue(harmless(a.Value.String())) // JSON itself would let DEL and C1 pass
+	default:
 	}
 	return a
 }
