@@ -258,7 +258,6 @@ func jsonAttr(_ []string, a slog.Attr) slog.Attr {
 		}
 	case slog.KindString:
 		a.Value = slog.StringValue(harmless(a.Value.String())) // JSON itself would let DEL and C1 pass
-	default:
 	}
 	return a
 }

@@ -1,0 +1,204 @@
+package main_test
+
+import (
+	"encoding/json"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/underlease/underlease"
+
+// layer is what one package may import beside the standard library, and why no more. Names without a dot in their first
+// element are packages of this module.
+type layer struct {
+	may []string
+	std []string // if not nil, the only packages of the standard library
+	why string
+}
+
+// layers is the import table: main -> cmd -> runner -> (backends, signals); backends/X -> backends and its own client library.
+var layers = map[string]layer{
+	"": {may: []string{"cmd"}, std: []string{"os"}, why: "main ends the process with cmd's code, and does nothing else"},
+	"cmd": {
+		may: []string{
+			"runner", "backends", "backends/all", "signals",
+			"github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/spf13/viper", "go.yaml.in/yaml/v3", "golang.org/x/sys/unix",
+		},
+		why: "the command line alone knows flags, files and terminals; stores reach it through backends/all",
+	},
+	"runner": {
+		may: []string{"runner/internal/tenure", "backends", "signals"},
+		why: "a run must not know which store it is on, or that there is a command line",
+	},
+	"runner/internal/tenure": {
+		std: []string{"errors", "fmt", "math", "math/rand/v2", "time"},
+		why: "the arithmetic of the deadline is pure: it does no I/O and starts nothing",
+	},
+	"signals": {may: []string{"signals/guard"}, why: "the tree is held without any library"},
+	"signals/guard": {
+		std: []string{"errors", "math", "os", "runtime", "strconv", "sync/atomic", "syscall", "unsafe"},
+		why: "the guardian diverts while packages initialise: whatever it imports is initialised before, in every guardian",
+	},
+	"backends":             {may: []string{"golang.org/x/text/unicode/norm"}, why: "the contract knows no store"},
+	"backends/all":         {may: []string{"backends", "backends/file"}, why: "one place links the stores of the released binary; mem is not among them"},
+	"backends/backendtest": {may: []string{"backends"}, why: "the suite is the same for all stores"},
+	"backends/mem":         {may: []string{"backends"}, why: "a store for tests needs no client library"},
+	"backends/file":        {may: []string{"backends", "golang.org/x/sys/unix"}, why: "a store knows the contract and its own client library"},
+}
+
+// restricted are packages that only the named ones may import, in their tests too.
+var restricted = []struct {
+	pkg  string
+	only []string
+	why  string
+}{
+	{"github.com/spf13/cobra", []string{"cmd"}, "nobody else knows that there is a command line"},
+	{"github.com/spf13/viper", []string{"cmd"}, "settings reach the rest as values: viper fills flags, and nobody reads it"},
+	{"github.com/spf13/pflag", []string{"cmd"}, "settings reach the rest as values"},
+	{"go.yaml.in/yaml/v3", []string{"cmd"}, "only the settings file is YAML"},
+}
+
+type goPackage struct {
+	ImportPath, Dir                    string
+	GoFiles                            []string
+	Imports, TestImports, XTestImports []string
+}
+
+func listPackages(t *testing.T) []goPackage {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Dir,GoFiles,Imports,TestImports,XTestImports", "./...")
+	out, err := cmd.Output()
+	if err != nil {
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+			t.Fatalf("go list: %v\n%s", err, exit.Stderr)
+		}
+		t.Fatalf("go list: %v", err)
+	}
+	var all []goPackage
+	for dec := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p goPackage
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+}
+
+// short is a package of this module without the module's path.
+func short(path string) string {
+	return strings.TrimPrefix(strings.TrimPrefix(path, module), "/")
+}
+
+func isStandard(path string) bool {
+	first, _, _ := strings.Cut(path, "/")
+	return !strings.Contains(first, ".")
+}
+
+func TestImportsPointOneWay(t *testing.T) {
+	seen := map[string]bool{}
+	used := map[string]bool{}
+	for _, p := range listPackages(t) {
+		name := short(p.ImportPath)
+		seen[name] = true
+		row, known := layers[name]
+		if !known {
+
+			t.Errorf("%s has no row in the table of layers: add one, with its reason", p.ImportPath)
+			continue
+		}
+		for _, imp := range p.Imports {
+			used[imp] = true
+			switch {
+			case isStandard(imp):
+				if row.std != nil && !slices.Contains(row.std, imp) {
+					t.Errorf("%s imports %s, and may not: %s", p.ImportPath, imp, row.why)
+				}
+			case !slices.Contains(row.may, short(imp)):
+				t.Errorf("%s imports %s, and may not: %s", p.ImportPath, imp, row.why)
+			}
+		}
+		for _, r := range restricted {
+			everything := slices.Concat(p.Imports, p.TestImports, p.XTestImports)
+			if slices.Contains(everything, r.pkg) && !slices.Contains(r.only, name) {
+				t.Errorf("%s imports %s, and only %v may: %s", p.ImportPath, r.pkg, r.only, r.why)
+			}
+		}
+	}
+	// A rule about a package that is gone would hold for ever and say nothing.
+	for name := range layers {
+		if !seen[name] {
+			t.Errorf("the table of layers has a row for %q, and there is no such package", name)
+		}
+	}
+	for _, r := range restricted {
+		if !used[r.pkg] {
+			t.Errorf("nobody imports %s any more: remove its rule", r.pkg)
+		}
+	}
+	for name, row := range layers {
+		for _, may := range row.may {
+			path := may
+			if isStandard(may) {
+				path = module + "/" + may
+			}
+			if !used[path] {
+				t.Errorf("the row of %q allows %s, which nobody imports", name, may)
+			}
+		}
+	}
+}
+
+func TestTheReleasedBinaryDoesNotLinkTheStoreForTests(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", ".").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	deps := strings.Fields(string(out))
+	for _, pkg := range []string{module + "/backends/mem", module + "/backends/backendtest", "testing"} {
+		if slices.Contains(deps, pkg) {
+			t.Errorf("the program links %s", pkg)
+		}
+	}
+	if !slices.Contains(deps, module+"/backends/file") {
+		t.Error("the program does not link the file store: the list that was looked at is not the right one")
+	}
+}
+
+func TestTheDeadlineMachineHasNoClockAndStartsNothing(t *testing.T) {
+	clock := []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "NewTimer", "NewTicker", "Tick"}
+	files, err := filepath.Glob("runner/internal/tenure/*.go")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("got %d files and %v, want the machine's", len(files), err)
+	}
+	for _, path := range files {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		fset := token.NewFileSet()
+		file, err := parser.ParseFile(fset, path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.GoStmt:
+				t.Errorf("%v: a goroutine", fset.Position(n.Pos()))
+			case *ast.SelectorExpr:
+				if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" && slices.Contains(clock, n.Sel.Name) {
+					t.Errorf("%v: time.%s", fset.Position(n.Pos()), n.Sel.Name)
+				}
+			}
+			return true
+		})
+	}
+}
