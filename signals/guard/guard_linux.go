@@ -57,7 +57,10 @@ func run() int {
 	runtime.LockOSThread() // PR_SET_PDEATHSIG of the command is about this thread
 	setName(Name)
 	g := &guardian{wrapper: syscall.Getppid(), pidFd: -1, wrapperFd: -1, armed: Never, ownKill: Never}
-	hello, fds, ok := g.find()
+	hello, fds, ok, orphan := g.find()
+	if orphan {
+		return exitRefused // the run was over before we were ready: there is nothing to guard, and nothing to say
+	}
 	if !ok || hello.Op != OpHello || len(fds) != 1 {
 		say("underlease: " + Name + " is started by underlease itself, not by people\n")
 		return exitRefused
@@ -91,10 +94,12 @@ func run() int {
 	return 0
 }
 
-// find looks for the control socket: the wrapper put it on a free number of its choice, and its first message is waiting.
-func (g *guardian) find() (o Order, fds []int, ok bool) {
+// find looks for the control socket: the wrapper put it on a free number of its choice, and its first message is waiting. Orphan says
+// that it was found, and that the one who made it is our parent no more.
+func (g *guardian) find() (o Order, fds []int, ok, orphan bool) {
 	for fd, limit := 3, openLimit(); fd < limit; fd++ {
-		if !isOurSocket(fd, g.wrapper) {
+		maker, packets := makerOf(fd)
+		if !packets {
 			continue
 		}
 		var b [orderSize]byte
@@ -102,29 +107,32 @@ func (g *guardian) find() (o Order, fds []int, ok bool) {
 		if _, ours := parseOrder(b[:n]); e != 0 || !ours {
 			continue
 		}
+		if maker != g.wrapper {
+			return o, nil, false, true
+		}
 		syscall.CloseOnExec(fd)
 		n, fds, _ = receive(fd, b[:])
 		g.sock = fd
 		o, ok = parseOrder(b[:n])
-		return o, fds, ok
+		return o, fds, ok, false
 	}
-	return o, nil, false
+	return o, nil, false, false
 }
 
-// isOurSocket says whether fd is a packet socket whose pair was made by the process pid.
-func isOurSocket(fd, pid int) bool {
+// makerOf returns the process that made the pair of fd, if that is a packet socket.
+func makerOf(fd int) (pid int, packets bool) {
 	var kind int32
 	size := uint32(4)
 	_, _, e := syscall.RawSyscall6(syscall.SYS_GETSOCKOPT, uintptr(fd), syscall.SOL_SOCKET, soType,
 		uintptr(unsafe.Pointer(&kind)), uintptr(unsafe.Pointer(&size)), 0)
 	if e != 0 || kind != syscall.SOCK_SEQPACKET {
-		return false
+		return 0, false
 	}
 	var cred syscall.Ucred
 	size = syscall.SizeofUcred
 	_, _, e = syscall.RawSyscall6(syscall.SYS_GETSOCKOPT, uintptr(fd), syscall.SOL_SOCKET, soPeercred,
 		uintptr(unsafe.Pointer(&cred)), uintptr(unsafe.Pointer(&size)), 0)
-	return e == 0 && int(cred.Pid) == pid
+	return int(cred.Pid), e == 0
 }
 
 // capture takes all signals that could end or stop the guardian: a signal to every process of a job or a control group must not take the
