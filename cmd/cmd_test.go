@@ -749,7 +749,7 @@ func TestConfigSaysWhereEachSettingCameFrom(t *testing.T) {
 		t.Fatalf("got %d, %q and\n%s want 0 and no secret", code, errs, out)
 	}
 	got := map[string]string{}
-	for _, line := range strings.SplitSeq(out, "\n") {
+	for line := range strings.SplitSeq(out, "\n") {
 		if f := strings.Fields(line); len(f) > 2 {
 			got[f[0]] = strings.Join(f[1:], " ")
 		}
