@@ -635,16 +635,15 @@ func busyTells(e *env) {
 		}
 	}
 	// Of several, the one that will be free first.
-	long := a.request("two")
-	long.Slots, long.TTL, long.Holder = 2, time.Hour, "long"
-	a.acquire(long)
-	short := a.request("two")
-	short.Slots, short.TTL, short.Holder = 2, max(2*e.h.TTL, time.Second), "short"
-	a.acquire(short)
-	next := b.request("two")
-	next.Slots = 2
-	if busy := b.busy(next); busy.Holder != "short" || busy.Slot != 1 {
-		e.Errorf("busy error: got slot %d of %q, want slot 1 of short", busy.Slot, busy.Holder)
+	for _, ttl := range []time.Duration{time.Hour, max(2*e.h.TTL, time.Second), time.Hour} {
+		r := a.request("three")
+		r.Slots, r.TTL, r.Holder = 3, ttl, ttl.String()
+		a.acquire(r)
+	}
+	next := b.request("three")
+	next.Slots = 3
+	if busy := b.busy(next); busy.Slot != 1 || busy.Left > time.Minute {
+		e.Errorf("busy error: got slot %d of %q with %v left, want slot 1, which ends first", busy.Slot, busy.Holder, busy.Left)
 	}
 }
 

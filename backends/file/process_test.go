@@ -44,7 +44,7 @@ func stays(t *testing.T, text string) (all []stay) {
 func TestEightProcessesNeverOverlap(t *testing.T) {
 	for _, slots := range []int{1, 3} {
 		t.Run(strconv.Itoa(slots), func(t *testing.T) {
-			const processes, rounds = 8, 40
+			const processes, rounds = 8, 125
 			dir := memory(t)
 			var actors []*actor
 			for range processes {

@@ -186,6 +186,52 @@ func TestARemovedLeaseIsNoTrap(t *testing.T) {
 	}
 }
 
+// TestAContenderThatWaitsInARemovedLeaseGoesOn removes the lease while a contender waits for the lock of its record.
+func TestAContenderThatWaitsInARemovedLeaseGoesOn(t *testing.T) {
+	c := openAt(t, t.TempDir())
+	release(t, c, acquire(t, c, "l", 1))
+	d, err := c.enter(t.Context(), "", "l", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	var g backends.Grant
+	go func() {
+		var err error
+		g, err = c.Acquire(t.Context(), request("l"))
+		done <- err
+	}()
+	waitFor(t, "the contender has mu open too", func() bool { return opened(t, d.dir+"/mu") == 2 })
+	if err := os.Rename(d.dir, d.dir+".aside"); err != nil {
+		t.Fatal(err)
+	}
+	d.leave()
+	if err := <-done; err != nil {
+		t.Fatalf("Acquire: got %v, want a grant", err)
+	}
+	if _, err := c.Renew(t.Context(), g); err != nil {
+		t.Errorf("Renew: got %v, want the grant", err)
+	}
+	if _, err := c.Acquire(t.Context(), request("l")); !errors.Is(err, backends.ErrBusy) {
+		t.Errorf("Acquire of another: got %v, want busy", err)
+	}
+}
+
+// opened counts the descriptors of this process that lead to a path.
+func opened(t *testing.T, path string) (n int) {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range all {
+		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && to == path {
+			n++
+		}
+	}
+	return n
+}
+
 func TestAnInterruptedRemovalIsFinished(t *testing.T) {
 	c := openAt(t, t.TempDir())
 	release(t, c, acquire(t, c, "l", 1))
