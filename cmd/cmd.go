@@ -159,23 +159,38 @@ func (p *program) dismissGuardian() {
 	}
 	if l := <-p.guardian; l.err == nil {
 		l.tree.Close()
+		waitGone(l.tree, guardianEnd)
 	}
 }
+
+// waitGone waits until a tree has told its end, for no longer than within.
+func waitGone(tree runner.Tree, within time.Duration) {
+	t := time.NewTimer(within)
+	defer t.Stop()
+	for {
+		select {
+		case _, ok := <-tree.Events():
+			if !ok {
+				return
+			}
+		case <-t.C:
+			return
+		}
+	}
+}
+
+const (
+	// A guardian that outlives us would be a process that this run has left behind: around us may be another underlease.
+	guardianEnd = time.Second
+	// The guardian goes on killing when we are gone.
+	bugKill = 5 * time.Second
+)
 
 // bug reports a recovered panic. The tree is killed first: whoever lost track of it must not let it outlive the lease.
 func (p *program) bug(x any) int {
 	if p.tree != nil {
 		p.tree.Kill()
-		t := time.NewTimer(bugKill)
-		defer t.Stop()
-		for done := false; !done; {
-			select {
-			case _, ok := <-p.tree.Events():
-				done = !ok
-			case <-t.C:
-				done = true
-			}
-		}
+		waitGone(p.tree, bugKill)
 	}
 	if p.s.logLevel == "debug" {
 		_, _ = p.voice.Write(debug.Stack())
@@ -188,9 +203,6 @@ func (p *program) bug(x any) int {
 		Started:  p.tree != nil,
 	})
 }
-
-// bugKill is how long a bug waits for the end of the tree that it has killed. The guardian goes on killing when we are gone.
-const bugKill = 5 * time.Second
 
 // panicked returns the line that panicked. It is called by the deferred function's callee.
 func panicked() string {

@@ -83,7 +83,7 @@ func (p *program) reportOf(r runner.Result, code int) report {
 		if b.Left != backends.Forever {
 			out.Busy.LeftMs = new(b.Left.Milliseconds())
 		}
-		if out.Reason == "" {
+		if r.Outcome == runner.OutcomeBusy {
 			out.Reason = busyWords(b, p.wall())
 		}
 	}

@@ -51,7 +51,7 @@ func onlyFile(t *testing.T, path string) {
 
 func TestTheReportSaysWhoWasInTheWay(t *testing.T) { // C45
 	w := newWorld(t)
-	w.result = runner.Result{Outcome: runner.OutcomeBusy, ExitCode: runner.ExitBusy, Busy: &backends.BusyError{
+	w.result = runner.Result{Outcome: runner.OutcomeBusy, ExitCode: runner.ExitBusy, Reason: "in the runner's words", Busy: &backends.BusyError{
 		Lease: "n", Holder: "db1/4711/00c0ffee", Slot: 2, Term: 7, Since: time.Date(2026, 11, 30, 3, 0, 2, 0, time.UTC), Left: 41 * time.Second,
 	}}
 	path := filepath.Join(t.TempDir(), "report.json")
