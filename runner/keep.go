@@ -346,7 +346,7 @@ func (k *keeper) happened(ev signals.Event) tenure.Orders {
 			"the lease is kept until they have ended")
 		return 0
 	case signals.GuardianLost:
-		return k.machine.GuardianGone(now)
+		return k.machine.GuardianGone(ev.At, now)
 	case signals.Gone:
 		return k.machine.TreeGone(true, ev.At, now)
 	}

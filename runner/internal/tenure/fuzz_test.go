@@ -503,7 +503,7 @@ func (h *history) event(s source, now *int64) (name string, got Orders, saw bool
 			return fmt.Sprint("guardian killed ", c, at), m.GuardianKilled(c, at, *now), false
 		case 2:
 			o.guardianGone(*now)
-			return "guardian gone", m.GuardianGone(*now), true
+			return fmt.Sprint("guardian gone ", at), m.GuardianGone(at, *now), true
 		case 3:
 			clean := s.pick(4) != 0
 			o.treeGone(clean, at, *now)

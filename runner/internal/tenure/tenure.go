@@ -322,13 +322,14 @@ func (m *Machine) GuardianKilled(c Cause, at, now Instant) Orders {
 	return m.kill() | m.publish()
 }
 
-// GuardianGone says that the guardian itself was lost. The tree is killed at once.
-func (m *Machine) GuardianGone(now Instant) Orders {
+// GuardianGone says that the guardian itself was found lost at the instant at. The tree is killed at once. It may be gone
+// by now, because the guardian's end is that of the command: the loss is the cause all the same.
+func (m *Machine) GuardianGone(at, now Instant) Orders {
 	m.see(now)
 	if m.phase == Gone {
 		return 0
 	}
-	m.blame(GuardianLost, m.now)
+	m.blame(GuardianLost, min(at, m.now))
 	return m.kill() | m.decide()
 }
 

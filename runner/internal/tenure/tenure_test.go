@@ -898,15 +898,20 @@ func TestTreeThatEndedInTimeWhileTheCallerWasStoppedEndedInTime(t *testing.T) { 
 
 func TestGuardianThatIsLostKillsTheTreeAtOnce(t *testing.T) {
 	m := held(usual(time.Minute))
-	check(t, "orders", m.GuardianGone(t0+s), Kill)
+	check(t, "orders", m.GuardianGone(t0+s, t0+s), Kill)
 	check(t, "cause", m.Cause(), GuardianLost)
-	check(t, "orders of a second report", m.GuardianGone(t0+s), 0)
+	check(t, "orders of a second report", m.GuardianGone(t0+s, t0+s), 0)
 	at := m.Wake() - t0
 	play(t, m, []step{{at, tick, Renew}, {at + 1, renewed, 0}, {at + 2, gone, Release}}) // the lease is kept until the tree is gone
-	check(t, "orders after the end", m.GuardianGone(t0+20*s), 0)
+	check(t, "orders after the end", m.GuardianGone(t0+20*s, t0+20*s), 0)
 
 	m = held(usual(time.Minute))
-	check(t, "orders while the grace runs", func() Orders { m.Tick(t0 + 50*s); return m.GuardianGone(t0+51*s) &^ Publish }(), Kill)
+	m.GuardianGone(t0+s, t0+3*s) // the caller did not run for two seconds
+	m.TreeGone(true, t0+2*s, t0+3*s)
+	check(t, "cause of an end that was heard of with it", m.Cause(), GuardianLost)
+
+	m = held(usual(time.Minute))
+	check(t, "orders while the grace runs", func() Orders { m.Tick(t0 + 50*s); return m.GuardianGone(t0+51*s, t0+51*s) &^ Publish }(), Kill)
 }
 
 func TestTreeThatIsGoneIsReleasedUnlessTheGrantWasLost(t *testing.T) {
@@ -958,7 +963,7 @@ func TestGravestCauseIsReported(t *testing.T) {
 	check(t, "cause", m.Cause(), Taken)
 	m.GuardianKilled(MaxRun, t0+11*s, t0+11*s)
 	check(t, "cause", m.Cause(), Taken)
-	m.GuardianGone(t0 + 12*s)
+	m.GuardianGone(t0+12*s, t0+12*s)
 	check(t, "cause", m.Cause(), GuardianLost)
 }
 
