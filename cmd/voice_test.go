@@ -174,9 +174,9 @@ func TestTheWaitingLineSaysForWhomHowLongAndWhatIsLeft(t *testing.T) {
 	now := time.Date(2026, 11, 30, 3, 5, 0, 0, time.UTC)
 	held := &backends.BusyError{Holder: "db1/4711/00c0ffee", Since: now.Add(-5 * time.Minute)}
 	for want, w := range map[string]runner.Waiting{
-		`underlease: waiting for "n", held by db1 (pid 4711) since 03:00:00; 12s so far, 48s left`: {Lease: "n", Busy: held, Waited: 12*time.Second + 1, Left: 47*time.Second + 1},
-		`underlease: waiting for "n", held by db1 (pid 4711) since 03:00:00; 12s so far`:           {Lease: "n", Busy: held, Waited: 12 * time.Second, Left: runner.Forever},
-		`underlease: waiting for "n", the store does not answer; 0s so far, 2s left`:               {Lease: "n", Err: io.EOF, Left: 2 * time.Second},
+		`underlease: waiting for "n" 12s, 48s left: held by db1 (pid 4711) since 03:00:00`: {Lease: "n", Busy: held, Waited: 12*time.Second + 1, Left: 47*time.Second + 1},
+		`underlease: waiting for "n" 12s: held by db1 (pid 4711) since 03:00:00`:           {Lease: "n", Busy: held, Waited: 12 * time.Second, Left: runner.Forever},
+		`underlease: waiting for "n" 0s, 2s left: the store does not answer`:               {Lease: "n", Err: io.EOF, Left: 2 * time.Second},
 	} {
 		if got := waitingWords(w, now); got != want {
 			t.Errorf("got %s, want %s", got, want)

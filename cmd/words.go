@@ -109,19 +109,18 @@ func short(d time.Duration) string {
 // waitingWords is the line that is rewritten while a run waits.
 func waitingWords(w runner.Waiting, now time.Time) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%swaiting for %s", prefix, strconv.Quote(w.Lease))
+	fmt.Fprintf(&b, "%swaiting for %s %s", prefix, strconv.Quote(w.Lease), short(w.Waited.Truncate(time.Second)))
+	if w.Left != runner.Forever {
+		b.WriteString(", " + left(w.Left) + " left")
+	}
 	switch {
 	case w.Busy != nil:
-		b.WriteString(", held by " + person(w.Busy.Holder))
+		b.WriteString(": held by " + person(w.Busy.Holder))
 		if !w.Busy.Since.IsZero() {
 			b.WriteString(" since " + clock(w.Busy.Since, now))
 		}
 	case w.Err != nil:
-		b.WriteString(", the store does not answer")
-	}
-	b.WriteString("; " + short(w.Waited.Truncate(time.Second)) + " so far")
-	if w.Left != runner.Forever {
-		b.WriteString(", " + left(w.Left) + " left")
+		b.WriteString(": the store does not answer")
 	}
 	return harmless(b.String())
 }
