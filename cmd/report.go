@@ -73,7 +73,7 @@ func (p *program) reportOf(r runner.Result, code int) report {
 	}
 	if g := r.Grant; g.Term != 0 {
 		out.Slot, out.Term = &g.Slot, &g.Term
-		out.RunID, out.Previous = new(runID(g)), new(previous(g.Previous))
+		out.RunID, out.Previous = new(runner.RunID(g)), new(runner.Previous(g.Previous))
 	}
 	if b := r.Busy; b != nil {
 		out.Busy = &busy{Holder: b.Holder, Slot: b.Slot, Term: b.Term, Kept: b.Kept}
@@ -200,18 +200,3 @@ func (f *reportFile) write(r report) error {
 
 // reportPatience is how long a pipe that nobody reads may keep a run from its end, where the descriptor has deadlines.
 const reportPatience = time.Second
-
-func runID(g backends.Grant) string {
-	return backends.Display(g.Namespace, g.Lease) + "/" + g.Term.String()
-}
-
-func previous(e backends.End) string {
-	switch e.Outcome {
-	case backends.OutcomeNone, string(runner.OutcomeOK):
-		return e.Outcome
-	case backends.OutcomeUnknown, "":
-		return backends.OutcomeUnknown
-	default:
-		return string(runner.OutcomeFailed)
-	}
-}

@@ -51,8 +51,8 @@ func environ(inherited []string, g backends.Grant, identity string) []string {
 		env = append(env,
 			factTerm+"="+g.Term.String(),
 			factSlot+"="+strconv.Itoa(g.Slot),
-			factRunID+"="+runID(g),
-			factPrevious+"="+previous(g.Previous),
+			factRunID+"="+RunID(g),
+			factPrevious+"="+Previous(g.Previous),
 		)
 	}
 	if chain != "" {
@@ -61,12 +61,13 @@ func environ(inherited []string, g backends.Grant, identity string) []string {
 	return env
 }
 
-func runID(g backends.Grant) string {
+// RunID names one run: the lease, as for people, and its term.
+func RunID(g backends.Grant) string {
 	return backends.Display(g.Namespace, g.Lease) + "/" + g.Term.String()
 }
 
-// previous says in one word how the last holder ended.
-func previous(e backends.End) string {
+// Previous says in one word how the last holder ended: none, ok, failed or unknown.
+func Previous(e backends.End) string {
 	switch e.Outcome {
 	case backends.OutcomeNone, string(OutcomeOK):
 		return e.Outcome

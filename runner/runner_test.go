@@ -763,7 +763,7 @@ func TestWhatTheCommandLearns(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(wanted, "\n"))
 	}
 	for outcome, word := range map[string]string{"none": "none", "ok": "ok", "unknown": "unknown", "": "unknown", "failed": "failed", "lost-taken": "failed"} {
-		if got := previous(backends.End{Outcome: outcome}); got != word {
+		if got := Previous(backends.End{Outcome: outcome}); got != word {
 			t.Errorf("after %q the command learns %q, want %q", outcome, got, word)
 		}
 	}
