@@ -51,6 +51,9 @@ var layers = map[string]layer{
 	"backends/all":         {may: []string{"backends", "backends/file"}, why: "one place links the stores of the released binary; mem is not among them"},
 	"backends/backendtest": {may: []string{"backends"}, why: "the suite is the same for all stores"},
 	"backends/mem":         {may: []string{"backends"}, why: "a store for tests needs no client library"},
+	"proof":                {why: "what is proved is looked at from outside"},
+	"proof/stamps":         {may: []string{"golang.org/x/sys/unix"}, why: "the witness does not trust us: nothing of ours takes part"},
+	"proof/job":            {may: []string{"proof/stamps"}, why: "it is a command like any other"},
 	"backends/file":        {may: []string{"backends", "golang.org/x/sys/unix"}, why: "a store knows the contract and its own client library"},
 }
 
