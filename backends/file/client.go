@@ -66,6 +66,7 @@ func (c *Client) Acquire(ctx context.Context, req backends.Request) (backends.Gr
 	if err := req.Check(true); err != nil {
 		return backends.Grant{}, err
 	}
+	self() // asks /proc once, and not while others wait for mu
 	for {
 		g, done, err := c.acquire(ctx, req)
 		if done || err != nil {

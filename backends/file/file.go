@@ -187,8 +187,11 @@ func resolve(dir string) (whole, base string, err error) {
 			}
 			return "", "", classify(err)
 		}
-		if _, err := os.Lstat(base); err == nil {
-			return "", "", backends.Configf(rightForm, "%s is a symbolic link to nothing", base)
+		if there, err := os.Lstat(base); err == nil {
+			if there.Mode()&os.ModeSymlink != 0 {
+				return "", "", backends.Configf(rightForm, "%s is a symbolic link to nothing", base)
+			}
+			continue // another process has made it just now
 		}
 		base, rest = filepath.Dir(base), filepath.Join(filepath.Base(base), rest)
 	}
