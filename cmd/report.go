@@ -73,7 +73,7 @@ func (p *program) reportOf(r runner.Result, code int) report {
 	}
 	if g := r.Grant; g.Term != 0 {
 		out.Slot, out.Term = &g.Slot, &g.Term
-		out.RunID, out.Previous = new(runner.RunID(g)), new(runner.Previous(g.Previous))
+		out.RunID, out.Previous = new(r.RunID()), new(runner.Previous(g.Previous))
 	}
 	if b := r.Busy; b != nil {
 		out.Busy = &busy{Holder: b.Holder, Slot: b.Slot, Term: b.Term, Kept: b.Kept}

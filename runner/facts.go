@@ -51,7 +51,7 @@ func environ(inherited []string, g backends.Grant, identity string) []string {
 		env = append(env,
 			factTerm+"="+g.Term.String(),
 			factSlot+"="+strconv.Itoa(g.Slot),
-			factRunID+"="+RunID(g),
+			factRunID+"="+runID(g),
 			factPrevious+"="+Previous(g.Previous),
 		)
 	}
@@ -61,8 +61,7 @@ func environ(inherited []string, g backends.Grant, identity string) []string {
 	return env
 }
 
-// RunID names one run: the lease, as for people, and its term.
-func RunID(g backends.Grant) string {
+func runID(g backends.Grant) string {
 	return backends.Display(g.Namespace, g.Lease) + "/" + g.Term.String()
 }
 

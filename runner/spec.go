@@ -138,7 +138,7 @@ func (r Result) RunID() string {
 	if r.Grant.Term == 0 {
 		return ""
 	}
-	return RunID(r.Grant)
+	return runID(r.Grant)
 }
 
 // Tree is the process tree of one run. *signals.Guardian implements it. No method but Pin and Start blocks.
