@@ -34,11 +34,11 @@ const roleVariable = "UNDERLEASE_FILE_TEST_ROLE"
 func TestMain(m *testing.M) {
 	role := os.Getenv(roleVariable)
 	if role == "" {
-		os.Exit(m.Run()) //nolint:forbidigo // the only way out of TestMain
+		os.Exit(m.Run())
 	}
 	if err := play(role, os.Args[1], os.Args[2:]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1) //nolint:forbidigo // the exit of a process of its own
+		os.Exit(1)
 	}
 }
 

@@ -27,7 +27,7 @@ type fault struct {
 
 var (
 	operations = []string{"any", "acquire", "renew", "release", "inspect", "list", "ask", "break", "get", "put"}
-	whats      = []string{"hang", "delay", "delay!", "lose", "reset-after", "reset-before", "unavailable", "lost", "denied", "broken", "busy", "wipe"}
+	whats      = []string{"hang", "delay", "delay!", "lose", "reset-after", "reset-before", "unavailable", "lost", "denied", "broken", "busy", "wipe", "stop", "break"}
 )
 
 // configure reads the URL of a client.
@@ -171,6 +171,8 @@ func (c *Client) call(ctx context.Context, op string, of id, handle string, work
 			return &backends.BusyError{Namespace: of.namespace, Lease: of.name, Holder: "another", Since: time.Now(), Left: time.Second}
 		case "wipe":
 			c.server.Wipe(of.namespace, of.name)
+		case "stop", "break":
+			c.server.ask(of, backends.Ask{Kind: backends.AskKind(f.what), Reason: "as told", By: "mem"})
 		}
 	}
 	return do()

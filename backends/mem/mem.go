@@ -23,6 +23,7 @@
 //	unavailable    another word for reset-before
 //	lost denied broken busy   nothing is done, and this is the answer
 //	wipe           the lease is deleted from the server, and then the call goes on
+//	stop break     its holders are asked for that, and then the call goes on
 //
 // Several faults of one call apply in the order of the URL. The parameter trace=/path appends one line to that file
 // when a call begins and one when it ends: the operation, its number, the first 8 digits of the SHA-256 of the handle
@@ -424,23 +425,34 @@ func (c *Client) List(ctx context.Context, namespace string) (states []backends.
 // Ask implements [backends.Backend].
 func (c *Client) Ask(ctx context.Context, namespace, name string, number int, a backends.Ask) error {
 	return c.call(ctx, "ask", id{namespace, name}, "", func() error {
-		return c.server.mark(id{namespace, name}, number, a)
+		c.server.mark(id{namespace, name}, number, a)
+		return nil
 	})
 }
 
 // mark leaves a request for the holder of a slot.
-func (s *Server) mark(of id, number int, a backends.Ask) error {
+func (s *Server) mark(of id, number int, a backends.Ask) {
 	now := time.Now()
 	if l := s.leases[of]; l != nil && l.slots[number] != nil && l.slots[number].held(now) {
 		slot := l.slots[number]
 		if slot.ask != nil && slot.ask.Kind == backends.AskBreak {
-			return nil
+			return
 		}
 		a.At = now
 		slot.ask = &a
 		s.changed()
 	}
-	return nil
+}
+
+// ask asks every holder of a lease.
+func (s *Server) ask(of id, a backends.Ask) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.leases[of]; l != nil {
+		for number := range l.slots {
+			s.mark(of, number, a)
+		}
+	}
 }
 
 // Break implements [backends.Backend].
@@ -448,7 +460,8 @@ func (c *Client) Break(ctx context.Context, namespace, name string, number int, 
 	of := id{namespace, name}
 	return c.call(ctx, "break", of, "", func() error {
 		if !now {
-			return c.server.mark(of, number, backends.Ask{Kind: backends.AskBreak, Reason: reason})
+			c.server.mark(of, number, backends.Ask{Kind: backends.AskBreak, Reason: reason})
+			return nil
 		}
 		if l := c.server.leases[of]; l != nil && l.slots[number] != nil {
 			s := l.slots[number]

@@ -145,6 +145,23 @@ func TestAWipeTakesTheLeaseAway(t *testing.T) {
 	}
 }
 
+func TestAHolderIsAskedAtACall(t *testing.T) {
+	c := open(t, NewServer(Options{}), "fault=renew:2:stop&fault=renew:3:break")
+	g, err := c.Acquire(t.Context(), request())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := c.Renew(t.Context(), g); err != nil || got.Ask != nil {
+		t.Errorf("first Renew: got %+v, %v, want no ask", got.Ask, err)
+	}
+	if got, err := c.Renew(t.Context(), g); err != nil || got.Ask == nil || got.Ask.Kind != backends.AskStop {
+		t.Errorf("second Renew: got %+v, %v, want to be asked to stop", got.Ask, err)
+	}
+	if _, err := c.Renew(t.Context(), g); !errors.Is(err, backends.ErrLost) {
+		t.Errorf("third Renew: got %v, want ErrLost", err)
+	}
+}
+
 func TestTheTraceTellsEveryCallAndNoHandle(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trace")
 	c := open(t, NewServer(Options{}), "fault=renew:1:lost&trace="+url.QueryEscape(path))
