@@ -40,7 +40,7 @@
 // ?network=1. One user: the directory and its files belong to one, and a directory that another may write to is refused,
 // because whoever writes there can free every lease. Root and another user have different default directories and do not
 // exclude each other. A program that copies the lock's descriptor and lives on keeps the lease. Whoever deletes a lock's
-file frees the slot at once; its holder is told by inotify and stops, but for that moment two run.
+// file frees the slot at once; its holder is told by inotify and stops, but for that moment two run.
 package file
 
 import (
