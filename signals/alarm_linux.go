@@ -27,14 +27,14 @@ func NewAlarm() (*Alarm, error) {
 		return nil, fmt.Errorf("cannot make a timer of CLOCK_BOOTTIME: %w", e)
 	}
 	a := &Alarm{fd: fd, f: os.NewFile(uintptr(fd), "alarm"), c: make(chan struct{}, 1)}
-	go a.run()
+	go a.run(a.f)
 	return a, nil
 }
 
-func (a *Alarm) run() {
+func (a *Alarm) run(f *os.File) {
 	var b [8]byte
 	for {
-		if _, err := a.f.Read(b[:]); err != nil {
+		if _, err := f.Read(b[:]); err != nil {
 			return
 		}
 		select {

@@ -164,7 +164,7 @@ func fork(sock int) (int, error) {
 // Terminal says whether this process has a controlling terminal. With one, the command stays in the caller's process group, so that job control
 // works as without us; without one it gets a group of its own, which can be killed as a whole.
 func Terminal() bool {
-	fd, err := syscall.Open("/dev/tty", syscall.O_RDWR|syscall.O_NOCTTY|syscall.O_CLOEXEC, 0)
+	fd, err := syscall.Open("/dev/tty", syscall.O_RDWR|syscall.O_NOCTTY|syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
 	if err == nil {
 		syscall.Close(fd)
 	}
@@ -252,8 +252,14 @@ func status(ws syscall.WaitStatus) Status {
 
 // report delivers an event. Only reports of a stuck kill, which repeat, are dropped when nobody reads.
 func (g *Guardian) report(ev Event) {
-	switch ev.Kind {
-	case Exited:
+	if ev.Kind == Stuck {
+		select {
+		case g.events <- ev:
+		default:
+		}
+		return
+	}
+	if ev.Kind == Exited {
 		g.mu.Lock()
 		again := g.exited
 		g.exited = true
@@ -261,12 +267,6 @@ func (g *Guardian) report(ev Event) {
 		if again {
 			return
 		}
-	case Stuck:
-		select {
-		case g.events <- ev:
-		default:
-		}
-		return
 	}
 	g.events <- ev
 }
@@ -296,6 +296,8 @@ func (g *Guardian) Start(c Command, d Deadlines) (int, error) {
 	g.page.Write(guard.Deadlines(d))
 	sealed := guard.Command{Path: c.Path, Args: c.Args, Env: c.Env, StopSignal: c.StopSignal, Grace: int64(c.Grace)}
 	switch c.Leftovers {
+	case LeftoversKill:
+		sealed.Leftovers = guard.LeftoversKill
 	case LeftoversWait:
 		sealed.Leftovers = guard.LeftoversWait
 	case LeftoversIgnore:
@@ -434,6 +436,6 @@ func (g *Guardian) Descendants() int {
 		return 0
 	default:
 	}
-	w := guard.Walk{Root: g.pid}
+	w := guard.Walk{Root: g.pid, Except: func(pid int) bool { return pid == g.page.Canary() }}
 	return w.Count().Count
 }

@@ -51,7 +51,7 @@ func Resolve(name string, env []string) (path string, err error) {
 		}
 	}
 	worst := syscall.ENOENT
-	for _, dir := range strings.Split(dirs, ":") {
+	for dir := range strings.SplitSeq(dirs, ":") {
 		if dir == "" {
 			dir = "."
 		}

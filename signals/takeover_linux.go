@@ -118,6 +118,9 @@ func collectStrangers() {
 			continue
 		}
 		if ws, ok := guard.Reap(pid); ok {
+			family.Lock()
+			delete(family.strangers, pid) // the number may be an orphan's from now on
+			family.Unlock()
 			for _, g := range guardians {
 				g.ended(pid, ws)
 			}

@@ -46,8 +46,8 @@ const (
 	saRestart = 0x10000000
 )
 
-func rtSigaction(sig syscall.Signal, new, old *sigaction) syscall.Errno {
-	_, _, e := syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(new)),
+func rtSigaction(sig syscall.Signal, act, old *sigaction) syscall.Errno {
+	_, _, e := syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(act)),
 		uintptr(unsafe.Pointer(old)), 8, 0, 0)
 	return e
 }
@@ -88,6 +88,8 @@ func CaptureSignal(sig syscall.Signal) (undo func(), e syscall.Errno) {
 
 func captureSignal(sig syscall.Signal, old *sigaction) syscall.Errno {
 	pc, flag := restorer()
-	return rtSigaction(sig, &sigaction{handler: onSignalPC(), flags: saSiginfo | saOnStack | saRestart | flag, restorer: pc,
-		mask: ^uint64(0)}, old)
+	return rtSigaction(sig, &sigaction{
+		handler: onSignalPC(), flags: saSiginfo | saOnStack | saRestart | flag, restorer: pc,
+		mask: ^uint64(0),
+	}, old)
 }

@@ -12,6 +12,7 @@ const (
 	stuckAfter  = 1_000_000_000  // from the first SIGKILL to the first report
 	stuckEvery  = 10_000_000_000 // between two reports
 	sameSignal  = 50_000_000     // two deliveries of one signal within this are one act of its sender
+	holdSignal  = 10_000_000     // for the canary to tell
 	exitRefused = 70
 )
 
@@ -23,8 +24,11 @@ type guardian struct {
 	page      *Page
 	shared    bool // the command is in the caller's process group
 	timer     int
-	signals   int // pipe of Capture
-	got       [65]int64
+	signals   int       // pipe of Capture
+	got       [65]int64 // when a signal came to us, or to the canary, that its sender meant for all
+	canary    int       // pid, or 0
+	song      int       // pipe of the canary, or -1
+	held      []heldSignal
 
 	command   Command
 	pid       int // of the command; 0 before the start
@@ -52,11 +56,17 @@ type guardian struct {
 	armed    int64 // for when the timer is set
 }
 
+// heldSignal waits to be passed on until it is known who else got it.
+type heldSignal struct {
+	sig     syscall.Signal
+	at, due int64
+}
+
 // run is the guardian's life. It returns its exit code, which nobody but the wrapper sees.
 func run() int {
 	runtime.LockOSThread() // PR_SET_PDEATHSIG of the command is about this thread
 	setName(Name)
-	g := &guardian{wrapper: syscall.Getppid(), pidFd: -1, wrapperFd: -1, armed: Never, ownKill: Never}
+	g := &guardian{wrapper: syscall.Getppid(), pidFd: -1, wrapperFd: -1, song: -1, armed: Never, ownKill: Never}
 	hello, fds, ok, orphan := g.find()
 	if orphan {
 		return exitRefused // the run was over before we were ready: there is nothing to guard, and nothing to say
@@ -169,6 +179,7 @@ func (g *guardian) decide() {
 		return
 	}
 	now, d := Now(), g.page.Read()
+	g.release(now)
 	if at, why := g.killAt(d); !g.killing && now >= at {
 		g.kill(why, now)
 	}
@@ -219,6 +230,7 @@ func (g *guardian) killAt(d Deadlines) (int64, Why) {
 
 // kill begins the kill. There is no way back.
 func (g *guardian) kill(why Why, now int64) {
+	g.dismiss()
 	g.killing, g.killWhy, g.killedAt = true, why, now
 	g.nextPass, g.gap, g.nextStuck = now, passEvery, now+stuckAfter
 	g.page.beat.Store(now)
@@ -297,6 +309,9 @@ func (g *guardian) collect() {
 			continue
 		}
 		Reap(pid)
+		if pid == g.canary {
+			g.canaryGone()
+		}
 	}
 	if g.exited && !g.ended {
 		g.afterExit()
@@ -306,6 +321,7 @@ func (g *guardian) collect() {
 // commandEnded is called while the command is a zombie: its process group is still its own.
 func (g *guardian) commandEnded() {
 	now := Now()
+	g.dismiss()
 	var left Survey
 	if !g.killing && !g.alone() {
 		left = g.walk.Count()
@@ -407,12 +423,15 @@ func (g *guardian) wait() {
 				next = at
 			}
 		}
+		if len(g.held) > 0 && g.held[0].due < next {
+			next = g.held[0].due
+		}
 	}
 	if next != g.armed {
 		SetTimer(g.timer, next)
 		g.armed = next
 	}
-	var fds [5]pollfd
+	var fds [6]pollfd
 	n := 0
 	add := func(fd int, events int16) *pollfd {
 		fds[n] = pollfd{fd: int32(fd), events: events} // a negative number is passed over
@@ -421,6 +440,7 @@ func (g *guardian) wait() {
 	}
 	timer := add(g.timer, pollIn)
 	sigs := add(g.signals, pollIn)
+	song := add(g.song, pollIn)
 	wrapper := add(-1, 0)
 	if !g.orphan {
 		wrapper.fd, wrapper.events = int32(g.wrapperFd), pollIn
@@ -435,7 +455,7 @@ func (g *guardian) wait() {
 		syscall.Read(g.timer, b[:])
 		g.armed = 0 // fired: arm again
 	}
-	if sigs.revents != 0 {
+	if sigs.revents != 0 || song.revents != 0 {
 		g.takeSignals()
 	}
 	if sock.revents != 0 {
@@ -446,16 +466,25 @@ func (g *guardian) wait() {
 	}
 }
 
-// takeSignals empties the pipe of signals. SIGCHLD has done its duty by waking us; others are remembered, see forward.
+// takeSignals empties the pipes of signals. SIGCHLD has done its duty by waking us; others are remembered, see forward.
 func (g *guardian) takeSignals() {
+	g.take(g.signals)
+	if g.canary != 0 && g.take(g.song) == 0 { // somebody killed it; collect takes it in
+		syscall.Close(g.song)
+		g.song = -1
+	}
+}
+
+// take empties one pipe. It returns what the last read did.
+func (g *guardian) take(pipe int) int {
 	var b [64 * CapturedSize]byte
 	for {
-		n, err := syscall.Read(g.signals, b[:])
+		n, err := syscall.Read(pipe, b[:])
 		if err == syscall.EINTR {
 			continue
 		}
-		if err != nil || n <= 0 {
-			return
+		if err != nil || n == 0 {
+			return n
 		}
 		now := Now()
 		for r := b[:n]; len(r) >= CapturedSize; r = r[CapturedSize:] {
@@ -494,23 +523,39 @@ func (g *guardian) obey() {
 			if g.pid == 0 {
 				g.finished = true
 			}
-		case OpLook: // every turn looks
+		case OpLook, OpHello: // every turn looks
 		}
 	}
 }
 
 // forward passes a signal on to the command, unless its sender has reached the command already: a signal that came to us as well, at the same
-// moment, went to every process of our control group.
+// moment, went to every process of our control group, and one that came to the canary to every process of the caller's
+// group. The canary may be slower than the wrapper, so with it there is a short wait.
 func (g *guardian) forward(sig syscall.Signal) {
-	g.takeSignals()
-	if int(sig) < len(g.got) && sig > 0 {
-		at := g.got[sig]
-		g.got[sig] = 0
-		if at != 0 && Now()-at < sameSignal {
-			return
-		}
+	now := Now()
+	h := heldSignal{sig, now, now}
+	if g.canary != 0 {
+		h.due += holdSignal
 	}
-	g.signal(sig)
+	g.held = append(g.held, h)
+	g.release(now)
+}
+
+// release passes on what has been held for long enough.
+func (g *guardian) release(now int64) {
+	for len(g.held) > 0 && now >= g.held[0].due {
+		h := g.held[0]
+		g.held = g.held[1:]
+		g.takeSignals()
+		if h.sig > 0 && int(h.sig) < len(g.got) {
+			at := g.got[h.sig]
+			g.got[h.sig] = 0
+			if at != 0 && max(at-h.at, h.at-at) < sameSignal {
+				continue
+			}
+		}
+		g.signal(h.sig)
+	}
 }
 
 // start forks the command if there is time for it, and then leaves the caller's session.
@@ -544,6 +589,12 @@ func (g *guardian) start(fds []int) {
 	if fd, e := PidfdOpen(pid); e == 0 {
 		g.pidFd = fd
 	}
+	if g.shared {
+		if pid, pipe, e := hatch(); e == 0 {
+			g.canary, g.song = pid, pipe
+			g.page.canary.Store(int64(pid))
+		}
+	}
 	syscall.Setsid()
 	// What came until now reached us as a member of the caller's process group, or before there was a command.
 	g.takeSignals()
@@ -556,8 +607,10 @@ func (g *guardian) start(fds []int) {
 
 // fork runs the command, as execvp does where the file has a format that the kernel does not know.
 func (g *guardian) fork(c *Command) (pid int, e syscall.Errno, late bool) {
-	attr := &syscall.ProcAttr{Env: c.Env, Files: []uintptr{0, 1, 2},
-		Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: !g.shared}}
+	attr := &syscall.ProcAttr{
+		Env: c.Env, Files: []uintptr{0, 1, 2},
+		Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: !g.shared},
+	}
 	d := g.page.Read()
 	if at, _ := stopAt(d); Now() >= at || g.page.ordered.Load() != 0 {
 		return 0, 0, true

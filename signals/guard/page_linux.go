@@ -28,6 +28,7 @@ type Page struct {
 	ordered atomic.Int64 // by the wrapper: when it ordered the kill; 0 for not yet. Never taken back
 	killing atomic.Int64 // by the guardian: when its kill began; 0 for not yet. Never taken back
 	beat    atomic.Int64 // by the guardian: its latest sign of life during a kill
+	canary  atomic.Int64 // by the guardian: pid of a child of its own that is not of the tree; 0 for none
 }
 
 const pageSize = 4096
@@ -97,3 +98,6 @@ func (p *Page) Order(now int64) { p.ordered.CompareAndSwap(0, now) }
 
 // Killing returns when the guardian's kill began and when it last showed a sign of life in it; zeros before.
 func (p *Page) Killing() (since, beat int64) { return p.killing.Load(), p.beat.Load() }
+
+// Canary returns the pid of the child of the guardian that does not belong to the tree, or 0.
+func (p *Page) Canary() int { return int(p.canary.Load()) }

@@ -101,8 +101,10 @@ func TestTheNearestReasonDecidesTheKill(t *testing.T) {
 }
 
 func TestACommandPassesSealedMemoryUnchanged(t *testing.T) {
-	c := Command{Path: "/bin/\xff", Args: []string{"", "a b", "\x01"}, Env: []string{"A=", "noequals", "B=\n"}, StopSignal: 3, Grace: 77,
-		Leftovers: LeftoversIgnore}
+	c := Command{
+		Path: "/bin/\xff", Args: []string{"", "a b", "\x01"}, Env: []string{"A=", "noequals", "B=\n"}, StopSignal: 3, Grace: 77,
+		Leftovers: LeftoversIgnore,
+	}
 	fd, e := c.Seal()
 	if e != 0 {
 		t.Fatal(e)

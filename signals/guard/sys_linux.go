@@ -9,34 +9,31 @@ const (
 	sysPidfdSendSignal = 424 // the same number on every architecture, as all since 5.0
 	sysPidfdOpen       = 434
 
-	clockBoottime      = 7
-	tfdTimerAbstime    = 1
-	prSetPdeathsig     = 1
-	prSetName          = 15
-	prSetSubreaper     = 36
-	pAll               = 0
-	pPid               = 1
-	wExited            = 0x4
-	wNowait            = 0x01000000
-	wAll               = 0x40000000
-	fDupfdCloexec      = 1030
-	fAddSeals          = 1033
-	sealAll            = 0x1 | 0x2 | 0x4 | 0x8 // SEAL, SHRINK, GROW, WRITE
-	sealSize           = 0x1 | 0x2 | 0x4
-	mfdCloexec         = 0x1
-	mfdAllowSealing    = 0x2
-	mfdNoexecSeal      = 0x8
-	soPeercred         = 17
-	soType             = 3
-	pollIn, pollOut    = 0x1, 0x4
-	pollErr, pollHup   = 0x8, 0x10
-	maxTimerSeconds    = 1 << 30 // fits the timespec of 32-bit machines
-	nanosecondsInOne   = 1_000_000_000
-	msgCmsgCloexec     = syscall.MSG_CMSG_CLOEXEC
-	msgDontwait        = syscall.MSG_DONTWAIT
-	msgNosignal        = syscall.MSG_NOSIGNAL
-	passNothing        = -1
-	descriptorsAtATime = 16
+	clockBoottime    = 7
+	tfdTimerAbstime  = 1
+	prSetPdeathsig   = 1
+	prSetName        = 15
+	prSetSubreaper   = 36
+	pAll             = 0
+	pPid             = 1
+	wExited          = 0x4
+	wNowait          = 0x01000000
+	wAll             = 0x40000000
+	fAddSeals        = 1033
+	sealAll          = 0x1 | 0x2 | 0x4 | 0x8 // SEAL, SHRINK, GROW, WRITE
+	sealSize         = 0x1 | 0x2 | 0x4
+	mfdCloexec       = 0x1
+	mfdAllowSealing  = 0x2
+	mfdNoexecSeal    = 0x8
+	soPeercred       = 17
+	soType           = 3
+	pollIn, pollOut  = 0x1, 0x4
+	pollErr, pollHup = 0x8, 0x10
+	maxTimerSeconds  = 1 << 30 // fits the timespec of 32-bit machines
+	nanosecondsInOne = 1_000_000_000
+	msgCmsgCloexec   = syscall.MSG_CMSG_CLOEXEC
+	msgDontwait      = syscall.MSG_DONTWAIT
+	msgNosignal      = syscall.MSG_NOSIGNAL
 )
 
 // Now reads CLOCK_BOOTTIME in nanoseconds. It cannot fail on a kernel that this program runs on (2.6.39).
@@ -134,7 +131,7 @@ func Inherited(fd int) bool {
 // is closed. Descriptor 2 stays: we have words to people.
 func CloseInherited() {
 	if null, err := syscall.Open("/dev/null", syscall.O_RDWR|syscall.O_CLOEXEC, 0); err == nil {
-		for fd := uintptr(0); fd < 2; fd++ {
+		for fd := range uintptr(2) {
 			syscall.RawSyscall(syscall.SYS_DUP3, uintptr(null), fd, 0)
 		}
 		syscall.Close(null)

@@ -211,8 +211,10 @@ func unseal(fd int) (c Command, mapped []byte, ok bool) {
 		rest = rest[4+n:]
 		return unsafe.String(unsafe.SliceData(s), n)
 	}
-	c = Command{Path: get(), Args: make([]string, h.args), Env: make([]string, h.env),
-		StopSignal: syscall.Signal(h.signal), Grace: h.grace, Leftovers: Leftovers(h.leftovers)}
+	c = Command{
+		Path: get(), Args: make([]string, h.args), Env: make([]string, h.env),
+		StopSignal: syscall.Signal(h.signal), Grace: h.grace, Leftovers: Leftovers(h.leftovers),
+	}
 	for i := range c.Args {
 		c.Args[i] = get()
 	}

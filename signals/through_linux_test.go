@@ -23,7 +23,7 @@ import (
 // Q30, C28
 func TestEveryExitCodePassesThrough(t *testing.T) {
 	for code := range 256 {
-		if testing.Short() && code%50 != 5 {
+		if brief() && code%50 != 5 {
 			continue
 		}
 		r := launch(t, endless("sh", "-c", fmt.Sprintf("exit %d", code)))
@@ -172,8 +172,10 @@ func TestALargeEnvironmentPassesThroughAndATooLargeArgumentIsTheKernelsAnswer(t 
 	}
 }
 
-var eternity = signals.Deadlines{StopAt: signals.Never, KillAt: signals.Never, RunStopAt: signals.Never, RunKillAt: signals.Never,
-	DrainKillAt: signals.Never}
+var eternity = signals.Deadlines{
+	StopAt: signals.Never, KillAt: signals.Never, RunStopAt: signals.Never, RunKillAt: signals.Never,
+	DrainKillAt: signals.Never,
+}
 
 // Q32, C41
 func TestBytesPassThrough(t *testing.T) {

@@ -221,7 +221,7 @@ func TestTheWrapperSparesChildrenThatItHadBefore(t *testing.T) {
 // Q04
 func TestKillingTheWrapperAtAnyMomentOfItsStartLeavesNothing(t *testing.T) {
 	rounds := 300
-	if testing.Short() {
+	if brief() {
 		rounds = 30
 	}
 	var runs []*run
@@ -402,7 +402,7 @@ func TestTheGuardianDoesNotWaitForAStoppedWrapper(t *testing.T) {
 
 // Q44
 func TestTheKillIsInTimeOnABusyMachine(t *testing.T) {
-	if testing.Short() {
+	if brief() {
 		t.Skip("makes load")
 	}
 	for range 12 {
@@ -432,7 +432,7 @@ func TestTheKillIsInTimeOnABusyMachine(t *testing.T) {
 // Q45
 func TestAThousandProcessesDieWithinTheMargin(t *testing.T) {
 	n := 1000
-	if testing.Short() {
+	if brief() {
 		n = 100
 	}
 	p := endless("sh", "-c", fmt.Sprintf(`trap "" TERM

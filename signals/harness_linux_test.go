@@ -66,8 +66,10 @@ type plan struct {
 const never = time.Duration(-1)
 
 func endless(args ...string) plan {
-	return plan{Args: args, StopIn: never, KillIn: never, RunStopIn: never, RunKillIn: never, DrainKillIn: never,
-		Grace: 300 * time.Millisecond, Leftovers: signals.LeftoversKill, StopSignal: syscall.SIGTERM}
+	return plan{
+		Args: args, StopIn: never, KillIn: never, RunStopIn: never, RunKillIn: never, DrainKillIn: never,
+		Grace: 300 * time.Millisecond, Leftovers: signals.LeftoversKill, StopSignal: syscall.SIGTERM,
+	}
 }
 
 // entry is a line of a wrapper's log.
@@ -152,10 +154,14 @@ func wrapper() {
 		}
 		return begun + signals.Instant(d)
 	}
-	d := signals.Deadlines{StopAt: in(p.StopIn), KillAt: in(p.KillIn), RunStopAt: in(p.RunStopIn), RunKillAt: in(p.RunKillIn),
-		DrainKillAt: in(p.DrainKillIn)}
-	pid, err := g.Start(signals.Command{Path: path, Args: p.Args, Env: env, StopSignal: p.StopSignal, Grace: p.Grace,
-		Leftovers: p.Leftovers}, d)
+	d := signals.Deadlines{
+		StopAt: in(p.StopIn), KillAt: in(p.KillIn), RunStopAt: in(p.RunStopIn), RunKillAt: in(p.RunKillIn),
+		DrainKillAt: in(p.DrainKillIn),
+	}
+	pid, err := g.Start(signals.Command{
+		Path: path, Args: p.Args, Env: env, StopSignal: p.StopSignal, Grace: p.Grace,
+		Leftovers: p.Leftovers,
+	}, d)
 	if err != nil {
 		note(entry{What: "refused", Err: err.Error()})
 		g.Close()
@@ -579,7 +585,7 @@ func children(pid int) (all []int) {
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	for _, f := range files {
 		b, _ := os.ReadFile(f)
-		for _, s := range strings.Fields(string(b)) {
+		for s := range strings.FieldsSeq(string(b)) {
 			n, _ := strconv.Atoi(s)
 			all = append(all, n)
 		}
@@ -610,3 +616,7 @@ func guardians() (all []int) {
 	}
 	return all
 }
+
+// brief says that the long variants are left out: with -short, and under the race detector, in which a process takes fifty times as long
+// to start.
+func brief() bool { return testing.Short() || raceDetector }

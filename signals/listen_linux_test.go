@@ -213,6 +213,18 @@ func TestAKeyOnTheTerminalReachesTheCommandOnce(t *testing.T) {
 	if got := r.got(3); got[syscall.SIGQUIT] != 1 {
 		t.Fatalf("after ^\\ the command has got %v, want QUIT once", got)
 	}
+	// A shell that kills a job, or goes, signals the group.
+	for i, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGINT} {
+		before := r.got(3 + i)[sig]
+		syscall.Kill(-r.cmd.Process.Pid, sig)
+		if got := r.got(4 + i); got[sig] != before+1 {
+			t.Fatalf("after signal %d to the group the command has got %v, want it once more", sig, got)
+		}
+	}
+	r.cmd.Process.Signal(syscall.SIGTERM)
+	if got := r.got(8); got[syscall.SIGTERM] != 2 {
+		t.Fatalf("after kill -TERM the command has got %v, want TERM twice", got)
+	}
 	r.finish()
 }
 
@@ -279,7 +291,7 @@ func TestStopRestoresWhatWas(t *testing.T) {
 	stop()
 	after, _ := os.ReadFile("/proc/self/status")
 	line := func(b []byte) string {
-		for _, l := range strings.Split(string(b), "\n") {
+		for l := range strings.SplitSeq(string(b), "\n") {
 			if strings.HasPrefix(l, "SigCgt") {
 				return l
 			}

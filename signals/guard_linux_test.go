@@ -26,7 +26,7 @@ func TestFewPackagesInitialiseBeforeTheGuardianDiverts(t *testing.T) {
 	if n == 0 || n >= 30 {
 		t.Errorf("%d packages initialised, want fewer than 30 and the trace:\n%s", n, out.String())
 	}
-	for _, l := range strings.Split(out.String(), "\n") {
+	for l := range strings.SplitSeq(out.String(), "\n") {
 		if f := strings.Fields(l); len(f) > 1 && f[0] == "init" && strings.Contains(strings.Split(f[1], "/")[0], ".") {
 			t.Errorf("%s initialised before the guardian", f[1])
 		}
@@ -72,7 +72,7 @@ func TestTheGuardianIsNotTakenForTheWrapper(t *testing.T) {
 
 func TestAnIdleGuardianDoesNotWakeUpAndIsSmall(t *testing.T) {
 	span := 10 * time.Second
-	if testing.Short() {
+	if brief() {
 		span = time.Second
 	}
 	p := endless("sleep", "60")
@@ -94,7 +94,7 @@ func TestAnIdleGuardianDoesNotWakeUpAndIsSmall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, l := range strings.Split(string(rollup), "\n") {
+	for l := range strings.SplitSeq(string(rollup), "\n") {
 		if f := strings.Fields(l); len(f) > 1 && (f[0] == "Pss:" || f[0] == "Rss:" || f[0] == "Pss_Anon:" || f[0] == "Private_Dirty:") {
 			t.Log(l)
 			if kb, _ := strconv.Atoi(f[1]); f[0] == "Pss_Anon:" && kb > 2048 {
@@ -116,7 +116,7 @@ func switches(t *testing.T, pid int) (n int) {
 	}
 	for _, task := range tasks {
 		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", pid, task.Name()))
-		for _, l := range strings.Split(string(b), "\n") {
+		for l := range strings.SplitSeq(string(b), "\n") {
 			if k, v, ok := strings.Cut(l, ":"); ok && strings.HasSuffix(k, "_ctxt_switches") {
 				i, _ := strconv.Atoi(strings.TrimSpace(v))
 				n += i
@@ -244,8 +244,10 @@ func TestDescendantsAreCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := g.Start(signals.Command{Path: "/bin/sh", Args: []string{"sh", "-c", "sleep 60 & setsid sleep 60 & wait"}, Env: os.Environ(),
-		StopSignal: syscall.SIGTERM, Grace: time.Second}, eternity); err != nil {
+	if _, err := g.Start(signals.Command{
+		Path: "/bin/sh", Args: []string{"sh", "-c", "sleep 60 & setsid sleep 60 & wait"}, Env: os.Environ(),
+		StopSignal: syscall.SIGTERM, Grace: time.Second,
+	}, eternity); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "three processes", func() bool { return g.Descendants() == 3 })
@@ -267,8 +269,10 @@ func TestTwoGuardiansOfOneProcessDoNotDisturbEachOther(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if pids[i], err = g.Start(signals.Command{Path: "/bin/sh", Args: []string{"sh", "-c", "setsid sleep 60 & sleep 60"},
-			StopSignal: syscall.SIGTERM, Grace: time.Second}, eternity); err != nil {
+		if pids[i], err = g.Start(signals.Command{
+			Path: "/bin/sh", Args: []string{"sh", "-c", "setsid sleep 60 & sleep 60"},
+			StopSignal: syscall.SIGTERM, Grace: time.Second,
+		}, eternity); err != nil {
 			t.Fatal(err)
 		}
 		gs[i] = g
