@@ -34,7 +34,7 @@ func (r *run) acquire(ctx context.Context, handle string) (held, *Result) {
 		req      = r.spec.request(handle)
 		poll     = firstPoll
 		hinted   = false // the last wait ended with a notification
-		unknown  = false // an attempt may have been granted without our knowing
+		unknown  = false // an attempt was left without an answer: it may be granted yet
 		failures = 0
 	)
 	for {
@@ -54,7 +54,7 @@ func (r *run) acquire(ctx context.Context, handle string) (held, *Result) {
 		var busy *backends.BusyError
 		switch {
 		case errors.As(err, &busy):
-			failures, unknown = 0, false // our own handle would have been found
+			failures = 0
 		case errors.Is(err, backends.ErrDenied):
 			return held{}, r.failure(OutcomeDenied, ExitDenied, err)
 		case errors.Is(err, backends.ErrBroken):
@@ -177,8 +177,7 @@ func (r *run) interruptible(cancel context.CancelCauseFunc) (stop func()) {
 
 func (r *run) interrupted(cause error) *Result {
 	res := &Result{Outcome: OutcomeInterrupted, Waited: r.since(r.begun), Reason: "given up: " + cause.Error()}
-	var i interruption
-	if errors.As(cause, &i) {
+	if i, ok := errors.AsType[interruption](cause); ok {
 		res.Signal = i.sig
 		res.ExitCode = 128 + int(i.sig)
 	} else {

@@ -82,7 +82,7 @@ func Previous(e backends.End) string {
 func link(identity, namespace, lease string) string {
 	h := sha256.New()
 	for _, part := range []string{identity, namespace, lease} {
-		fmt.Fprintf(h, "%d:%s", len(part), part)
+		_, _ = fmt.Fprintf(h, "%d:%s", len(part), part) // a hash takes everything
 	}
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }

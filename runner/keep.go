@@ -340,6 +340,7 @@ func (k *keeper) happened(ev signals.Event) tenure.Orders {
 			return k.machine.GuardianKilled(tenure.MaxRun, ev.At, now)
 		case signals.WhyDrain:
 			return k.machine.GuardianKilled(tenure.DrainedOut, ev.At, now)
+		default: // it did what we ordered, or what --leftovers asks for
 		}
 	case signals.Stuck:
 		k.Say(fmt.Sprintf("%d processes are still alive after SIGKILL: pids %v: %v", ev.Count, ev.Pids, ev.Err),

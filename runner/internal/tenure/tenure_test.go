@@ -115,18 +115,30 @@ func TestDeadlinesFollowFromTheDefaultsOfATTL(t *testing.T) {
 		stopAt, killAt, validUntil time.Duration
 		fits                       bool
 	}{
-		{2 * time.Second, 500 * time.Millisecond, 333333333, 200 * time.Millisecond,
-			1220 * time.Millisecond, 1720 * time.Millisecond, 1970 * time.Millisecond, true},
-		{3 * time.Second, 750 * time.Millisecond, 500 * time.Millisecond, 200 * time.Millisecond,
-			1960 * time.Millisecond, 2710 * time.Millisecond, 2960 * time.Millisecond, true},
-		{10 * time.Second, 2500 * time.Millisecond, 1666666666, 555555555,
-			7140 * time.Millisecond, 9640 * time.Millisecond, 9890 * time.Millisecond, true},
-		{30 * time.Second, 7500 * time.Millisecond, 5 * time.Second, 1666666666,
-			21940 * time.Millisecond, 29440 * time.Millisecond, 29690 * time.Millisecond, true},
-		{60 * time.Second, 10 * time.Second, 10 * time.Second, 3 * time.Second,
-			49140 * time.Millisecond, 59140 * time.Millisecond, 59390 * time.Millisecond, true},
-		{time.Hour, 10 * time.Second, 10 * time.Minute, 3 * time.Second,
-			time.Hour - 36*time.Second - 10260*time.Millisecond, time.Hour - 36*time.Second - 260*time.Millisecond, time.Hour - 36*time.Second - 10*time.Millisecond, true},
+		{
+			2 * time.Second, 500 * time.Millisecond, 333333333, 200 * time.Millisecond,
+			1220 * time.Millisecond, 1720 * time.Millisecond, 1970 * time.Millisecond, true,
+		},
+		{
+			3 * time.Second, 750 * time.Millisecond, 500 * time.Millisecond, 200 * time.Millisecond,
+			1960 * time.Millisecond, 2710 * time.Millisecond, 2960 * time.Millisecond, true,
+		},
+		{
+			10 * time.Second, 2500 * time.Millisecond, 1666666666, 555555555,
+			7140 * time.Millisecond, 9640 * time.Millisecond, 9890 * time.Millisecond, true,
+		},
+		{
+			30 * time.Second, 7500 * time.Millisecond, 5 * time.Second, 1666666666,
+			21940 * time.Millisecond, 29440 * time.Millisecond, 29690 * time.Millisecond, true,
+		},
+		{
+			60 * time.Second, 10 * time.Second, 10 * time.Second, 3 * time.Second,
+			49140 * time.Millisecond, 59140 * time.Millisecond, 59390 * time.Millisecond, true,
+		},
+		{
+			time.Hour, 10 * time.Second, 10 * time.Minute, 3 * time.Second,
+			time.Hour - 36*time.Second - 10260*time.Millisecond, time.Hour - 36*time.Second - 260*time.Millisecond, time.Hour - 36*time.Second - 10*time.Millisecond, true,
+		},
 	}
 	for _, p := range tests {
 		t.Run(p.ttl.String(), func(t *testing.T) {
@@ -355,8 +367,11 @@ func TestAnswerAt099TTLDoesNotSaveTheCommand(t *testing.T) { // Q17
 	c := with(usual(time.Minute), func(c *Config) { c.CallLimit, c.RenewEvery = time.Hour, time.Nanosecond })
 	m := held(c)
 	play(t, m, []step{
-		{1, tick, Renew}, {49140 * ms, tick, Stop}, {59140 * ms, tick, Kill},
-		{59400 * ms, renewed, 0}, {59401 * ms, gone, End},
+		{1, tick, Renew},
+		{49140 * ms, tick, Stop},
+		{59140 * ms, tick, Kill},
+		{59400 * ms, renewed, 0},
+		{59401 * ms, gone, End},
 	})
 	instant(t, "valid until", m.ValidUntil(), t0+59390*ms)
 }
@@ -556,20 +571,41 @@ func TestConfirmedLossWithLossGraceStopsFirst(t *testing.T) {
 		want   Orders // at the loss
 		killAt int64
 	}{
-		{"while holding: the grace", with(usual(time.Minute), graceful),
-			[]step{{10 * s, tick, Renew}}, 11 * s, Stop, 21 * s},
-		{"late: never longer than without the loss", with(usual(time.Minute), graceful),
-			[]step{{49140*ms - 1, tick, Renew}}, 49140*ms - 1, Stop, 59140*ms - 1},
-		{"while stopping: no second stop, no new grace", with(usual(time.Minute), graceful),
-			[]step{{49140 * ms, tick, Stop | Renew}}, 50 * s, 0, 59140 * ms},
-		{"while draining: no longer than the drain", with(usual(time.Minute), func(c *Config) { c.LossGrace, c.Drain = true, 5*time.Second }),
-			[]step{{10 * s, tick, Renew}, {10 * s, drain, 0}}, 11 * s, Stop, 15 * s},
-		{"while draining without limit: the grace", with(usual(time.Minute), graceful),
-			[]step{{10 * s, tick, Renew}, {10 * s, drain, 0}}, 11 * s, Stop, 21 * s},
-		{"endless: the grace", with(endless(), graceful),
-			[]step{{2 * s, tick, Renew}}, 2 * s, Stop, 12 * s},
-		{"without a grace: at once", with(usual(time.Minute), func(c *Config) { c.LossGrace, c.Grace = true, 0 }),
-			[]step{{10 * s, tick, Renew}}, 11 * s, Kill, 11 * s},
+		{
+			"while holding: the grace", with(usual(time.Minute), graceful),
+			[]step{{10 * s, tick, Renew}},
+			11 * s, Stop, 21 * s,
+		},
+		{
+			"late: never longer than without the loss", with(usual(time.Minute), graceful),
+			[]step{{49140*ms - 1, tick, Renew}},
+			49140*ms - 1, Stop, 59140*ms - 1,
+		},
+		{
+			"while stopping: no second stop, no new grace", with(usual(time.Minute), graceful),
+			[]step{{49140 * ms, tick, Stop | Renew}},
+			50 * s, 0, 59140 * ms,
+		},
+		{
+			"while draining: no longer than the drain", with(usual(time.Minute), func(c *Config) { c.LossGrace, c.Drain = true, 5*time.Second }),
+			[]step{{10 * s, tick, Renew}, {10 * s, drain, 0}},
+			11 * s, Stop, 15 * s,
+		},
+		{
+			"while draining without limit: the grace", with(usual(time.Minute), graceful),
+			[]step{{10 * s, tick, Renew}, {10 * s, drain, 0}},
+			11 * s, Stop, 21 * s,
+		},
+		{
+			"endless: the grace", with(endless(), graceful),
+			[]step{{2 * s, tick, Renew}},
+			2 * s, Stop, 12 * s,
+		},
+		{
+			"without a grace: at once", with(usual(time.Minute), func(c *Config) { c.LossGrace, c.Grace = true, 0 }),
+			[]step{{10 * s, tick, Renew}},
+			11 * s, Kill, 11 * s,
+		},
 	}
 	for _, p := range tests {
 		t.Run(p.name, func(t *testing.T) {
@@ -940,8 +976,13 @@ func TestTreeThatIsGoneIsReleasedUnlessTheGrantWasLost(t *testing.T) {
 			instant(t, "wake", m.Wake(), Never)
 			until := m.ValidUntil()
 			play(t, m, []step{
-				{p.at + 1, renewed, 0}, {p.at + 1, lost, 0}, {p.at + 1, failed, 0}, {p.at + 1, hurry, 0}, {p.at + 1, drain, 0},
-				{p.at + 7200*s, tick, 0}, {p.at + 7200*s, gone, 0},
+				{p.at + 1, renewed, 0},
+				{p.at + 1, lost, 0},
+				{p.at + 1, failed, 0},
+				{p.at + 1, hurry, 0},
+				{p.at + 1, drain, 0},
+				{p.at + 7200*s, tick, 0},
+				{p.at + 7200*s, gone, 0},
 			})
 			instant(t, "valid until after the end", m.ValidUntil(), until)
 			check(t, "phase after the end", m.Phase(), Gone)
@@ -970,8 +1011,11 @@ func TestGravestCauseIsReported(t *testing.T) {
 func TestClockThatSeemsToGoBackIsNotBelieved(t *testing.T) { // Q18
 	m := held(with(usual(time.Minute), func(c *Config) { c.Drain = 5 * time.Second }))
 	play(t, m, []step{
-		{10 * s, tick, Renew}, {-3600 * s, tick, 0}, {-3600 * s, renewed, 0},
-		{30 * s, tick, Renew}, {0, failed, 0},
+		{10 * s, tick, Renew},
+		{-3600 * s, tick, 0},
+		{-3600 * s, renewed, 0},
+		{30 * s, tick, Renew},
+		{0, failed, 0},
 	})
 	if at := m.Wake() - t0; at < 30*s {
 		t.Errorf("next attempt due at %v, want it after the latest instant seen", time.Duration(at))
