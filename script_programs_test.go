@@ -1,0 +1,141 @@
+package main
+
+import (
+	"bufio"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/mem"
+	"github.com/underlease/underlease/cmd"
+	"github.com/underlease/underlease/signals"
+)
+
+// programs are what the scripts run besides what every system has.
+var programs = map[string]func(){
+	"underlease":   underlease,
+	"beat":         beat,
+	"tree":         tree,
+	"sigprint":     sigprint,
+	"unprivileged": unprivileged,
+	"descriptor":   descriptor,
+}
+
+// underlease is the program itself, with a store in the memory of each process that can hang and lose answers.
+func underlease() {
+	os.Exit(cmd.MainWith(map[string]backends.Scheme{"mem": mem.Scheme(mem.NewServer(mem.Options{}))}))
+}
+
+// beat FILE appends a stamp to FILE every 20 ms: what, instant, pid and term. The first one says begin.
+func beat() {
+	stubborn := flag.Bool("stubborn", false, "ignore TERM")
+	session := flag.Bool("setsid", false, "lead a session of its own")
+	lasts := flag.Duration("for", 0, "end after that")
+	slow := flag.Duration("slow", 0, "end that long after TERM, with a stamp term when it comes")
+	flag.Parse()
+	f, err := os.OpenFile(flag.Arg(0), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	must(err)
+	term, _ := strconv.ParseInt(os.Getenv("UNDERLEASE_TERM"), 10, 64)
+	write := func(what string) {
+		if _, err := fmt.Fprintf(f, "%s %d %d %d\n", what, signals.Now(), os.Getpid(), term); err != nil {
+			os.Exit(1)
+		}
+	}
+	terminated := make(chan os.Signal, 1)
+	switch {
+	case *stubborn:
+		signal.Ignore(syscall.SIGTERM)
+	case *slow > 0:
+		signal.Notify(terminated, syscall.SIGTERM)
+	}
+	if *session {
+		_, err := syscall.Setsid()
+		must(err)
+	}
+	write("begin")
+	var end <-chan time.Time
+	if *lasts > 0 {
+		end = time.NewTimer(*lasts).C
+	}
+	pace := time.NewTicker(20 * time.Millisecond)
+	for {
+		select {
+		case <-pace.C:
+			write("beat")
+		case <-terminated:
+			write("term")
+			end = time.NewTimer(*slow).C
+		case <-end:
+			write("end")
+			return
+		}
+	}
+}
+
+// tree NAME is a shell with a background child, one in a session of its own and one of a double fork, each of which beats, into
+// NAME-back, NAME-session and NAME-double; the shell becomes the one that beats into NAME-main. Flags of beat go to all.
+func tree() {
+	name, flags := os.Args[len(os.Args)-1], os.Args[1:len(os.Args)-1]
+	const script = `name=$1; shift
+beat "$@" "$name-back" &
+beat "$@" -setsid "$name-session" &
+(beat "$@" -setsid "$name-double" &)
+exec beat "$@" "$name-main"`
+	sh, err := exec.LookPath("sh")
+	must(err)
+	must(syscall.Exec(sh, append([]string{"sh", "-c", script, "sh", name}, flags...), os.Environ()))
+}
+
+// sigprint FILE writes the name of every signal that it gets into FILE, a line each, after a first line `ready`. It ends when it gets
+// KILL or after SIGUSR2.
+func sigprint() {
+	got := make(chan os.Signal, 64)
+	signal.Notify(got)
+	f, err := os.OpenFile(os.Args[1], os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	must(err)
+	fmt.Fprintln(f, "ready")
+	for s := range got {
+		sig := s.(syscall.Signal)
+		if sig == syscall.SIGURG { // the runtime sends it to itself
+			continue
+		}
+		fmt.Fprintln(f, signals.Name(sig))
+		if sig == syscall.SIGUSR2 {
+			return
+		}
+	}
+}
+
+// unprivileged CMD... becomes CMD as a user who is not root: 65534 where root runs the tests, else nobody new.
+func unprivileged() {
+	if os.Geteuid() == 0 {
+		must(syscall.Setgroups(nil))
+		must(syscall.Setgid(65534))
+		must(syscall.Setuid(65534))
+	}
+	path, err := exec.LookPath(os.Args[1])
+	must(err)
+	must(syscall.Exec(path, os.Args[1:], os.Environ()))
+}
+
+// descriptor N reads a line from descriptor N and writes it.
+func descriptor() {
+	n, err := strconv.Atoi(os.Args[1])
+	must(err)
+	line, err := bufio.NewReader(os.NewFile(uintptr(n), "inherited")).ReadString('\n')
+	must(err)
+	fmt.Print(line)
+}
+
+func must(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(99)
+	}
+}
