@@ -224,12 +224,15 @@ func TestKillingTheWrapperAtAnyMomentOfItsStartLeavesNothing(t *testing.T) {
 	if brief() {
 		rounds = 30
 	}
+	span := startTime(t)
 	var runs []*run
 	for range rounds {
 		p := endless("sh", "-c", `setsid sleep 60 & sleep 60`)
 		p.Grace = 100 * time.Millisecond
-		r := launch(t, p)
-		<-time.After(rand.N(16 * time.Millisecond)) // the test binary starts more slowly than the program
+		r := prepare(t, p)
+		r.many = true
+		r.start()
+		<-time.After(rand.N(2 * span))
 		r.cmd.Process.Kill()
 		r.wait()
 		runs = append(runs, r)
@@ -251,6 +254,16 @@ func TestKillingTheWrapperAtAnyMomentOfItsStartLeavesNothing(t *testing.T) {
 	if took := time.Since(last); took > 1200*time.Millisecond {
 		t.Errorf("something was alive %v after the last wrapper", took)
 	}
+}
+
+// startTime is how long it takes here and now from the start of a wrapper to that of its command.
+func startTime(t *testing.T) time.Duration {
+	t.Helper()
+	begun := signals.Now()
+	r := launch(t, endless("sleep", "0.1"))
+	at := r.entry("started").At
+	r.wantCode(0)
+	return time.Duration(at - begun)
 }
 
 // Q05
