@@ -482,3 +482,58 @@ func TestWrapperAndGuardianKilledTogetherTakeTheCommandWithThem(t *testing.T) {
 	}
 	eventually(t, "end of the rest", func() bool { return len(r.survivors()) == 0 })
 }
+
+// Q08
+func TestAProcessOfAnotherUserIsReportedAsStuckAndNeverAsGone(t *testing.T) {
+	needRoot(t)
+	b, err := os.ReadFile(exe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	other := filepath.Join(dir, "other")
+	if err := os.WriteFile(other, b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(other, 0o755|os.ModeSetuid); err != nil {
+		t.Fatal(err)
+	}
+	p := endless("sh", "-c", `UL_TEST_MODE=root "`+other+`" "$D/main"; exit 0`)
+	p.StopIn, p.KillIn = 800*time.Millisecond, time.Second
+	r := prepare(t, p)
+	for _, d := range []string{r.dir, filepath.Dir(r.dir), dir} {
+		if err := os.Chmod(d, 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	plain := filepath.Join(dir, "wrapper") // where the other user can execute it
+	if err := os.WriteFile(plain, b, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r.cmd.Path, r.cmd.Args = "/usr/bin/setpriv", []string{"setpriv", "--reuid=54321", "--clear-groups", plain}
+	r.start()
+	r.beats("main")
+	var stuck entry
+	eventually(t, "report of a stuck kill", func() bool {
+		for _, e := range r.entries() {
+			if e.What == "event" && e.Ev.Kind == signals.Stuck {
+				stuck = e
+				return true
+			}
+		}
+		return false
+	})
+	if stuck.Err != syscall.EPERM.Error() || stuck.Ev.Count != 1 || len(stuck.Ev.Pids) != 1 {
+		t.Fatalf("stuck: %+v, want one process, not permitted", stuck)
+	}
+	if _, gone := r.event(signals.Gone); gone {
+		t.Error("the tree counts as gone")
+	}
+	before := r.last("main")
+	eventually(t, "another beat", func() bool { return r.last("main") > before })
+	syscall.Kill(stuck.Ev.Pids[0], syscall.SIGKILL)
+	r.wantSignal(syscall.SIGTERM) // so the shell had ended
+	if _, gone := r.event(signals.Gone); !gone {
+		t.Error("the tree does not count as gone although it is")
+	}
+}
