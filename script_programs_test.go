@@ -24,6 +24,7 @@ var programs = map[string]func(){
 	"tree":         tree,
 	"sigprint":     sigprint,
 	"unprivileged": unprivileged,
+	"environ":      environ,
 	"descriptor":   descriptor,
 }
 
@@ -122,6 +123,13 @@ func unprivileged() {
 	path, err := exec.LookPath(os.Args[1])
 	must(err)
 	must(syscall.Exec(path, os.Args[1:], os.Environ()))
+}
+
+// environ prints its environment, a Go string literal a line.
+func environ() {
+	for _, entry := range os.Environ() {
+		fmt.Printf("%q\n", entry)
+	}
 }
 
 // descriptor N reads a line from descriptor N and writes it.

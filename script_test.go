@@ -184,8 +184,13 @@ func cmdStart(ts *testscript.TestScript, neg bool, args []string) {
 	if s.procs[name] != nil {
 		ts.Fatalf("%s runs already", name)
 	}
-	ts.Check(ts.Exec("env", "-0")) // the only way to all variables of the script
-	environ := strings.Split(strings.TrimSuffix(ts.ReadFile("stdout"), "\x00"), "\x00")
+	ts.Check(ts.Exec("environ")) // the only way to all variables of the script
+	var environ []string
+	for line := range strings.Lines(ts.ReadFile("stdout")) {
+		entry, err := strconv.Unquote(strings.TrimSuffix(line, "\n"))
+		ts.Check(err)
+		environ = append(environ, entry)
+	}
 	path, err := exec.LookPath(args[1])
 	ts.Check(err)
 	cmd := exec.CommandContext(context.Background(), path, args[2:]...)

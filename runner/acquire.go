@@ -40,7 +40,7 @@ func (r *run) acquire(ctx context.Context, handle string) (held, *Result) {
 	for {
 		sent := r.Now()
 		limit := r.attemptLimit(failures)
-		g, err := call(ctx, limit, func(ctx context.Context) (backends.Grant, error) { return r.store.Acquire(ctx, req) })
+		g, err := call(ctx, r.store.Address, limit, func(ctx context.Context) (backends.Grant, error) { return r.store.Acquire(ctx, req) })
 		if err == nil {
 			stop() // from here on signals are the command's
 		}
@@ -62,9 +62,6 @@ func (r *run) acquire(ctx context.Context, handle string) (held, *Result) {
 		default:
 			failures++
 			unknown = true
-			if errors.Is(err, errNoAnswer) {
-				err = backends.Unavailable(nil, "no answer from %s within %v", r.store.Address, limit)
-			}
 			r.Log.Info("acquire failed", "attempt", failures, "err", err)
 		}
 		left := r.left()
@@ -126,10 +123,10 @@ func (r *run) waitFree(ctx context.Context, req backends.Request, busy *backends
 		r.pause(ctx, min(jitter(poll), r.left()))
 		return false
 	}
-	_, err := call(ctx, min(limit, max(r.left(), afterHint)), func(ctx context.Context) (struct{}, error) {
+	_, err := call(ctx, r.store.Address, min(limit, max(r.left(), afterHint)), func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, w.WaitFree(ctx, req)
 	})
-	if err != nil && ctx.Err() == nil && !errors.Is(err, errNoAnswer) && !errors.Is(err, context.DeadlineExceeded) {
+	if err != nil && ctx.Err() == nil && !isNoAnswer(err) && !errors.Is(err, context.DeadlineExceeded) {
 		r.pause(ctx, min(jitter(poll), r.left())) // a hint that fails at once must not make us spin
 	}
 	return err == nil
@@ -138,7 +135,7 @@ func (r *run) waitFree(ctx context.Context, req backends.Request, busy *backends
 // abandon gives back whatever carries our handle, in case an attempt was granted without our knowing.
 func (r *run) abandon(handle string) {
 	g := backends.Grant{Namespace: r.spec.Namespace, Lease: r.spec.Lease, Handle: handle}
-	_, err := call(context.Background(), min(r.spec.CallLimit(), time.Second), func(ctx context.Context) (struct{}, error) {
+	_, err := call(context.Background(), r.store.Address, min(r.spec.CallLimit(), time.Second), func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, r.store.Release(ctx, g, backends.End{Outcome: backends.OutcomeNotStarted})
 	})
 	if err != nil {

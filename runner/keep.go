@@ -208,7 +208,7 @@ func (k *keeper) renew(ctx context.Context, attempt int) {
 	g, limit := k.grant, k.spec.CallLimit()
 	begun := k.Now()
 	go func() {
-		got, err := call(ctx, limit, func(ctx context.Context) (backends.Grant, error) { return k.store.Renew(ctx, g) })
+		got, err := call(ctx, k.store.Address, limit, func(ctx context.Context) (backends.Grant, error) { return k.store.Renew(ctx, g) })
 		select {
 		case k.answers <- answer{attempt, got, err, time.Duration(k.Now() - begun)}:
 		case <-ctx.Done():
@@ -237,7 +237,7 @@ func (k *keeper) answered(ctx context.Context, a answer) tenure.Orders {
 		return orders
 	case errors.Is(a.err, backends.ErrLost):
 		k.lastErr = a.err
-		k.Log.Error("lease lost", "grant", k.grant, "err", a.err)
+		k.Log.Info("lease lost", "grant", k.grant, "err", a.err) // the outcome says it in words
 		return k.machine.Lost(a.attempt, now)
 	default:
 		k.lastErr = a.err

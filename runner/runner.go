@@ -169,7 +169,7 @@ func (r *run) release(ctx context.Context, g backends.Grant, end backends.End, v
 			err = errors.New("the grant ran out before")
 			break
 		}
-		_, err = call(ctx, limit, func(ctx context.Context) (struct{}, error) {
+		_, err = call(ctx, r.store.Address, limit, func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, r.store.Release(ctx, g, end)
 		})
 		if err == nil {
@@ -177,7 +177,7 @@ func (r *run) release(ctx context.Context, g backends.Grant, end backends.End, v
 			return true
 		}
 	}
-	r.Log.Warn("lease not released", "grant", g, "err", err)
+	r.Log.Info("lease not released", "grant", g, "err", err) // in words below
 	text := fmt.Sprintf("%q was not released: %v", r.display(), err)
 	if g.TTL > 0 {
 		text += fmt.Sprintf("; it is free %v after its last renewal", g.TTL)
@@ -213,11 +213,25 @@ func (r *run) left() time.Duration {
 	return r.spec.Wait - r.since(r.begun)
 }
 
-// errNoAnswer says that a call was left behind at its limit.
-var errNoAnswer = errors.New("no answer")
+// noAnswer says that a call was left behind at its limit. It is [backends.ErrUnavailable].
+type noAnswer struct {
+	address string
+	limit   time.Duration
+}
+
+func (e *noAnswer) Error() string {
+	return fmt.Sprintf("no answer from %s within %v", e.address, e.limit)
+}
+
+func isNoAnswer(err error) bool {
+	_, ok := errors.AsType[*noAnswer](err)
+	return ok
+}
+
+func (e *noAnswer) Is(target error) bool { return target == backends.ErrUnavailable }
 
 // call runs f for at most limit, and leaves it behind where it does not heed its context.
-func call[T any](ctx context.Context, limit time.Duration, f func(context.Context) (T, error)) (T, error) {
+func call[T any](ctx context.Context, address string, limit time.Duration, f func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	type answer struct {
 		value T
@@ -242,7 +256,7 @@ func call[T any](ctx context.Context, limit time.Duration, f func(context.Contex
 	default:
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return none, backends.Unavailable(errNoAnswer, "within %v", limit)
+		return none, &noAnswer{address, limit}
 	}
 	return none, ctx.Err()
 }
