@@ -32,7 +32,8 @@ func (e *ResolveError) NotFound() bool {
 
 // Resolve finds the file of a command as execvp(3) does: a name with a slash is a path; else the directories of PATH, which is taken
 // from env, are searched in their order. Relative directories count, and so does an empty one, the working directory. Files that
-// may not be executed are passed over, and are the answer only when nothing better follows.
+// may not be executed are passed over, and are the answer only when nothing better follows. Unlike there, a directory that may not be
+// searched counts as one without the file, as it does for a shell.
 func Resolve(name string, env []string) (path string, err error) {
 	if name == "" {
 		return "", &ResolveError{name, syscall.ENOENT}
@@ -60,8 +61,13 @@ func Resolve(name string, env []string) (path string, err error) {
 		case 0:
 			return path, nil
 		case syscall.EACCES, syscall.EISDIR, syscall.EPERM:
-			worst = e
-		default: // not here, or a directory that cannot be read: the next one
+			// A directory that may not be searched hides whether the file is there. execvp reports EACCES for it; a
+			// mistyped name under such a PATH, as sudo and cron leave it behind, would then never be "not found".
+			var st syscall.Stat_t
+			if syscall.Lstat(path, &st) == nil {
+				worst = e
+			}
+		default: // not here, or no directory: the next one
 		}
 	}
 	return "", &ResolveError{name, worst}
