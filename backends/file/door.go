@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -227,7 +228,12 @@ func (d *door) record() *record {
 }
 
 // locked reports whether a slot's lock is held by anybody, and by which file.
+//
+// The look takes the lock, if it is free, until the descriptor is closed. A child that is forked in between would have a
+// copy of the descriptor until it executes its program, and everybody else would see the slot taken; so nothing is forked.
 func (d *door) locked(number int) (bool, inode, error) {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	path := slotPath(d.dir, number)
 	fd, id, err := open(path, d.c.probe)
 	if isNotExist(err) {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -554,5 +555,41 @@ func waitFor(t *testing.T, what string, ok func() bool) {
 			t.Fatalf("after 10s it is still not so that %s", what)
 		}
 		time.Sleep(2 * time.Millisecond) // the pace of the looks
+	}
+}
+
+// A process that is being forked has a copy of every descriptor until it executes its program: the guardian is started beside the
+// acquisition. Each lease here is new, because the copy of a lock that was released would make it busy, and rightly.
+func TestAForkOfOurOwnDoesNotMakeAFreeLeaseBusy(t *testing.T) {
+	c := openAt(t, memory(t))
+	stop := make(chan struct{})
+	var forks sync.WaitGroup
+	forks.Go(func() { // one at a time: between two the runtime lets readers of ForkLock in
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if pid, err := syscall.ForkExec("/proc/self/exe", []string{"none", "-test.run=^$"}, &syscall.ProcAttr{Env: []string{}}); err == nil {
+				syscall.Kill(pid, syscall.SIGKILL)
+				syscall.Wait4(pid, nil, 0, nil)
+			}
+		}
+	})
+	defer forks.Wait()
+	defer close(stop)
+	for i := range 500 {
+		req := backends.Request{Lease: "l" + strconv.Itoa(i), Holder: "h", Handle: backends.NewHandle(), Slots: 1}
+		// As after a run that has ended: without its file a slot is not looked at.
+		if g, err := c.Acquire(background, req); err != nil {
+			t.Fatalf("first acquisition of %s: %v", req.Lease, err)
+		} else if h := c.holds(c.lease("", g.Lease), g.Handle); os.Remove(slotPath(h.dir, 0)) != nil || os.WriteFile(slotPath(h.dir, 0), nil, 0o600) != nil {
+			t.Fatalf("%s: cannot replace the slot's file", req.Lease)
+		}
+		req.Handle = backends.NewHandle()
+		if _, err := c.Acquire(background, req); err != nil {
+			t.Fatalf("acquisition of %s: got %v, want it: nobody else is there", req.Lease, err)
+		}
 	}
 }
