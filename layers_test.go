@@ -44,7 +44,7 @@ var layers = map[string]layer{
 	},
 	"signals": {may: []string{"signals/guard"}, why: "the tree is held without any library"},
 	"signals/guard": {
-		std: []string{"errors", "math", "os", "runtime", "strconv", "sync/atomic", "syscall", "unsafe"},
+		std: []string{"errors", "math", "os", "runtime", "slices", "strconv", "sync/atomic", "syscall", "unsafe"},
 		why: "the guardian diverts while packages initialise: whatever it imports is initialised before, in every guardian",
 	},
 	"backends":             {may: []string{"golang.org/x/text/unicode/norm"}, why: "the contract knows no store"},
@@ -53,6 +53,8 @@ var layers = map[string]layer{
 	"backends/mem":         {may: []string{"backends"}, why: "a store for tests needs no client library"},
 	"proof":                {why: "what is proved is looked at from outside"},
 	"proof/stamps":         {may: []string{"golang.org/x/sys/unix"}, why: "the witness does not trust us: nothing of ours takes part"},
+	"proof/figures":        {may: []string{"proof/stamps"}, why: "what is measured is a program like any other"},
+	"proof/bench":          {may: []string{"proof/figures"}, why: "it prints what figures measures"},
 	"proof/job":            {may: []string{"proof/stamps"}, why: "it is a command like any other"},
 	"backends/file":        {may: []string{"backends", "golang.org/x/sys/unix"}, why: "a store knows the contract and its own client library"},
 }

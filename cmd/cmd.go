@@ -7,8 +7,8 @@
 //
 // A run is one pass: settings, then the command's path, the report's file, the store, and then package runner, which
 // alone decides; what comes back is printed once, as words or as a log record, written to the report, and becomes the exit
-// code. The guardian process is started before all of that, because the time that it takes to start is then hidden behind
-// the reading of the settings; a run that fails early sends it away.
+// code. The guardian process is started before all of that, while the packages are initialised, because the time that it
+// takes to start is then hidden behind the reading of the settings; a run that fails early sends it away.
 //
 // Errors carry their exit code with them as a [failure]; no function but main's ends the process, except that a run whose
 // command was ended by a signal ends by the same one.
@@ -107,7 +107,7 @@ func execute(d deps) (code int) {
 			code = p.bug(x)
 		}
 	}()
-	if len(d.args) > 0 && d.args[0] == "run" && slices.Contains(d.args, "--") {
+	if signals.Wanted(d.args) {
 		p.launchGuardian()
 		defer p.dismissGuardian()
 	}

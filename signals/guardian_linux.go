@@ -67,64 +67,46 @@ type Guardian struct {
 	exited    bool // the command's end was reported
 }
 
-// Launch starts a guardian. It takes a few milliseconds until it listens, which pass beside whatever the caller does next.
+// Launch starts a guardian, or takes the one that was started while this program was initialised. It takes a few milliseconds until it
+// listens, which pass beside whatever the caller does next.
 func Launch(opt Options) (*Guardian, error) {
-	if e := guard.Subreaper(); e != 0 {
-		return nil, fmt.Errorf("cannot become the parent of orphans: %w", e)
-	}
 	g := &Guardian{
 		opt:     opt,
-		shared:  !opt.OwnGroup && Terminal(),
 		answers: make(chan guard.Report, 4),
 		events:  make(chan Event, 64),
 		gone:    make(chan struct{}),
 		dead:    make(chan struct{}),
 		last:    Deadlines{Never, Never, Never, Never, Never},
 	}
-	page, pageFd, e := guard.NewPage()
-	if e != 0 {
-		return nil, fmt.Errorf("cannot share memory with the guardian: %w", e)
-	}
-	defer syscall.Close(pageFd)
-	g.page = page
-	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
-	if err != nil {
-		page.Unmap()
-		return nil, fmt.Errorf("cannot make the guardian's socket: %w", err)
-	}
-	defer syscall.Close(pair[1])
-	g.fd = pair[0]
-	hello := guard.Order{Op: guard.OpHello}
-	if g.shared {
-		hello.Arg = 1
-	}
-	if e := guard.Send(g.fd, hello, pageFd); e != 0 {
-		syscall.Close(g.fd)
-		page.Unmap()
-		return nil, fmt.Errorf("cannot write to the guardian's socket: %w", e)
-	}
 	family.Lock()
-	if len(family.guardians) == 0 && !guard.Childless() {
-		g.strangers = make(map[int]bool)
-		children, _ := guard.Children(os.Getpid())
-		for _, pid := range children {
-			g.strangers[pid] = true
+	l, early := guard.Early() // the first one; it had no strangers beside it
+	if early && opt.OwnGroup && l.Shared {
+		l.Discard()
+		early = false
+	}
+	var err error
+	if !early {
+		if len(family.guardians) == 0 && !guard.Childless() {
+			g.strangers = make(map[int]bool)
+			children, _ := guard.Children(os.Getpid())
+			for _, pid := range children {
+				g.strangers[pid] = true
+			}
+			family.strangers = g.strangers
 		}
-		family.strangers = g.strangers
+		l, err = guard.Launch(!opt.OwnGroup && Terminal())
 	}
 	g.strangers = family.strangers
-	g.pid, err = fork(pair[1])
 	if err == nil {
+		g.pid, g.fd, g.page, g.shared = l.Pid, l.Sock, l.Page, l.Shared
 		family.guardians[g.pid] = g
 	}
 	family.Unlock()
 	if err != nil {
-		syscall.Close(g.fd)
-		page.Unmap()
-		return nil, fmt.Errorf("cannot start the guardian: %w", err)
+		return nil, err
 	}
 	g.sock = os.NewFile(uintptr(g.fd), "guardian")
-	runtime.AddCleanup(g, (*guard.Page).Unmap, page)
+	runtime.AddCleanup(g, (*guard.Page).Unmap, g.page)
 	go g.watch()
 	if os.Getpid() == 1 {
 		go collectStrangers()
@@ -139,37 +121,12 @@ var family = struct {
 	strangers map[int]bool
 }{guardians: make(map[int]*Guardian)}
 
-// fork executes this binary as a guardian with the descriptor as its control socket, under the number that it has here. No other
-// descriptor is renumbered: a list with holes keeps what is inherited where it is.
-func fork(sock int) (int, error) {
-	files := make([]uintptr, sock+1)
-	for fd := range files {
-		files[fd] = uintptr(fd)
-		if fd > 2 && fd != sock && !guard.Inherited(fd) {
-			files[fd] = ^uintptr(0)
-		}
-	}
-	attr := &syscall.ProcAttr{Env: []string{}, Files: files}
-	// Not by its own name: a signal to all processes that execute "underlease" is to miss the guardian.
-	pid, err := syscall.ForkExec("/proc/self/exe", []string{guard.Name}, attr)
-	if errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.EACCES) {
-		var self string
-		if self, err = os.Executable(); err == nil {
-			pid, err = syscall.ForkExec(self, []string{guard.Name}, attr)
-		}
-	}
-	return pid, err
-}
+// Wanted says whether a command line, without the program's name, will want a guardian: it was started already while the program was
+// initialised, and [Launch] takes it.
+func Wanted(args []string) bool { return guard.Wanted(args) }
 
-// Terminal says whether this process has a controlling terminal. With one, the command stays in the caller's process group, so that job control
-// works as without us; without one it gets a group of its own, which can be killed as a whole.
-func Terminal() bool {
-	fd, err := syscall.Open("/dev/tty", syscall.O_RDWR|syscall.O_NOCTTY|syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
-	if err == nil {
-		syscall.Close(fd)
-	}
-	return err == nil
-}
+// Terminal says whether this process has a controlling terminal: see [guard.Terminal].
+func Terminal() bool { return guard.Terminal() }
 
 // watch reads what the guardian reports until its end, and sees to the tree afterwards.
 func (g *Guardian) watch() {

@@ -14,7 +14,8 @@
 // # How
 //
 // The wrapper executes its own binary as "ul-guard", with no argument and no environment. This package's init function
-// diverts, before heavier packages initialise; that is why it imports little (no x/sys, no fmt). The guardian finds its
+// diverts, before heavier packages initialise; that is why it imports little (no x/sys, no fmt). The same function starts
+// the guardian in a wrapper whose command line wants one, so that both initialise side by side. The guardian finds its
 // control socket among its descriptors, gets the page of deadlines with the first message, forks the command when it is
 // told to, and only then leaves the caller's session, so that the command stays where a shell has put it while ^C, ^Z and
 // signals to the job do not reach the guardian.
