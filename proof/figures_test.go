@@ -29,9 +29,9 @@ const (
 // flock(1) writes nothing, and a run puts its term on the disk before it starts the command. What the disk needs for that, and for
 // whoever else writes to it, is no figure of ours: the gate is measured in memory where there is such a file system, the disk is shown.
 func TestARunCostsAtMostSoMuchMoreThanFlock(t *testing.T) {
-	rounds := 200
+	rounds := 400
 	if testing.Short() {
-		rounds = 60
+		rounds = 100
 	}
 	measure := func(dir string) (ours, flock time.Duration) {
 		subjects, err := figures.Usual(bin.underlease, dir)
@@ -40,10 +40,11 @@ func TestARunCostsAtMostSoMuchMoreThanFlock(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, s := range all {
-			t.Logf("%-10s median %v, p99 %v, least %v", s.Name, s.Median(), s.Quantile(0.99), s.Quantile(0))
+		quiet := figures.Quietest(all, 0.25)
+		for i, s := range all {
+			t.Logf("%-10s median %v, p99 %v, least %v; in quiet rounds %v", s.Name, s.Median(), s.Quantile(0.99), s.Quantile(0), quiet[i].Median())
 		}
-		return all[2].Median(), all[1].Median()
+		return quiet[2].Median(), quiet[1].Median()
 	}
 	gate, where := t.TempDir(), "on the disk"
 	if dir, err := os.MkdirTemp("/dev/shm", "underlease-proof-"); err == nil { //nolint:usetesting // TempDir is on the disk

@@ -4,6 +4,7 @@
 //
 // Figures that are compared were taken in one run: one sample of each in turn, so that a machine that is slow for a while is
 // slow for all of them. A sample is a whole process, from before its fork to after it was collected.
+// [Quietest] leaves out the rounds in which it was busy, by a subject that is not compared.
 //
 // # Limits
 //
@@ -34,10 +35,10 @@ type Subject struct {
 	Env  []string
 }
 
-// Series are the samples of one subject, in ascending order.
+// Series are the samples of one subject, one of each round.
 type Series struct {
-	Name    string          `json:"name"`
-	Samples []time.Duration `json:"-"`
+	Name    string
+	Samples []time.Duration
 }
 
 // Quantile returns the q-th quantile, 0 to 1.
@@ -45,7 +46,8 @@ func (s Series) Quantile(q float64) time.Duration {
 	if len(s.Samples) == 0 {
 		return 0
 	}
-	return s.Samples[min(len(s.Samples)-1, int(q*float64(len(s.Samples))))]
+	sorted := slices.Sorted(slices.Values(s.Samples))
+	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
 }
 
 // Median returns the median.
@@ -71,10 +73,23 @@ func Starts(subjects []Subject, rounds int) ([]Series, error) {
 			}
 		}
 	}
-	for _, s := range all {
-		slices.Sort(s.Samples)
-	}
 	return all, nil
+}
+
+// Quietest returns what was measured in the given share of the rounds, those in which the first subject was fastest: the moments at which
+// the machine was least busy with something else. The first subject alone decides, so that the others cannot be flattered.
+func Quietest(all []Series, share float64) []Series {
+	limit := all[0].Quantile(share)
+	quiet := make([]Series, len(all))
+	for i, s := range all {
+		quiet[i].Name = s.Name
+		for round, took := range s.Samples {
+			if all[0].Samples[round] <= limit {
+				quiet[i].Samples = append(quiet[i].Samples, took)
+			}
+		}
+	}
+	return quiet
 }
 
 // start is one sample: fork, exec, end.
