@@ -134,6 +134,12 @@ func (g *Guardian) watch() {
 	over := false
 	for {
 		n, err := g.sock.Read(b[:])
+		if errors.Is(err, syscall.ECONNRESET) {
+			// The guardian ended with an order of ours unread, such as that of a kill which it had begun by itself. The kernel tells
+			// that once, before what the guardian had sent: its last reports are still to be read.
+			// Source: Linux, net/core/datagram.c, __skb_try_recv_datagram takes the socket's error first.
+			continue
+		}
 		if err != nil || n == 0 {
 			break
 		}
