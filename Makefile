@@ -3,7 +3,7 @@
 #   make build                     bin/underlease
 #   make test                      all tests
 #   make lint                      gofmt, go vet, golangci-lint
-#   make bench                     benchmarks, and the start-up beside flock(1)
+#   make bench                     start-up beside true and flock(1), memory, wake-ups; also bin/bench.json
 #   make install PREFIX=/usr DESTDIR=/tmp/pkg
 
 PREFIX      ?= /usr/local
@@ -22,8 +22,10 @@ LDFLAGS     := -s -w $(if $(VERSION),-X $(CMD).version=$(VERSION) -X $(CMD).comm
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/underlease .
 
+# The proofs measure, so that nothing may run beside them.
 test:
-	$(GO) test $(TESTFLAGS) ./...
+	$(GO) test $(TESTFLAGS) $$($(GO) list ./... | grep -v '/proof$$')
+	$(GO) test -timeout=20m $(TESTFLAGS) ./proof
 
 lint:
 	@files=$$(git ls-files -z '*.go' | xargs -0r gofmt -l); \
@@ -31,8 +33,8 @@ lint:
 	$(GO) vet ./...
 	$(GOLANGCI) run
 
-bench:
-	$(GO) test -run '^$$' -bench . -benchmem ./...
+bench: build
+	$(GO) run ./proof/bench -n 500 -json bin/bench.json bin/underlease
 
 install: build
 	install -d '$(DESTDIR)$(PREFIX)/bin' \

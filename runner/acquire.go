@@ -87,7 +87,7 @@ func (r *run) acquire(ctx context.Context, handle string) (held, *Result) {
 			hinted = false
 			r.pause(ctx, min(afterHint, left))
 		default:
-			hinted = r.waitFree(ctx, req, busy, min(poll, left))
+			hinted = r.waitFree(ctx, req, busy, poll)
 			poll = min(2*poll, longestPoll)
 		}
 		if cause := context.Cause(ctx); cause != nil {
