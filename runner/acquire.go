@@ -3,12 +3,14 @@ package runner
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/signals"
 )
 
 // The waits between two looks at a busy lease. Where the store can notify, polling is only the safety net.
@@ -22,9 +24,7 @@ const (
 
 // acquire asks for the lease until it is granted, the time to wait is over, or there is no sense in asking.
 func (r *run) acquire(ctx context.Context, handle string) (held, *Result) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	stop := r.interruptible(cancel)
+	ctx, stop := r.interruptible(ctx)
 	defer stop()
 	if r.Waiting != nil {
 		defer func() { r.Waiting(Waiting{Lease: r.display(), Done: true}) }()
@@ -55,9 +55,13 @@ func (r *run) acquire(ctx context.Context, handle string) (held, *Result) {
 		switch {
 		case errors.As(err, &busy):
 			failures = 0
-		case errors.Is(err, backends.ErrDenied):
-			return held{}, r.failure(OutcomeDenied, ExitDenied, err)
-		case errors.Is(err, backends.ErrBroken):
+		case errors.Is(err, backends.ErrDenied), errors.Is(err, backends.ErrBroken):
+			if unknown {
+				r.abandon(handle)
+			}
+			if errors.Is(err, backends.ErrDenied) {
+				return held{}, r.failure(OutcomeDenied, ExitDenied, err)
+			}
 			return held{}, r.failure(OutcomeBroken, ExitBroken, err)
 		default:
 			failures++
@@ -66,13 +70,15 @@ func (r *run) acquire(ctx context.Context, handle string) (held, *Result) {
 		}
 		left := r.left()
 		if left <= 0 && (busy != nil || failures > 1) {
-			if unknown {
-				r.abandon(handle)
-			}
+			settled := !unknown || r.abandon(handle)
 			if busy != nil {
 				return held{}, r.busy(busy)
 			}
-			return held{}, r.failure(OutcomeUnavailable, ExitUnavailable, err)
+			res := r.failure(OutcomeUnavailable, ExitUnavailable, err)
+			if !settled && res.Hint == "" && r.spec.TTL > 0 {
+				res.Hint = fmt.Sprintf("if the store has granted the lease without our knowing, it is free after %s", Short(r.spec.TTL))
+			}
+			return held{}, res
 		}
 		if r.Waiting != nil && r.spec.Wait > 0 {
 			r.Waiting(Waiting{Lease: r.display(), Busy: busy, Err: err, Waited: r.since(r.begun), Left: left})
@@ -132,8 +138,9 @@ func (r *run) waitFree(ctx context.Context, req backends.Request, busy *backends
 	return err == nil
 }
 
-// abandon gives back whatever carries our handle, in case an attempt was granted without our knowing.
-func (r *run) abandon(handle string) {
+// abandon gives back whatever carries our handle, in case an attempt was granted without our knowing. It reports whether
+// the store confirmed that.
+func (r *run) abandon(handle string) bool {
 	g := backends.Grant{Namespace: r.spec.Namespace, Lease: r.spec.Lease, Handle: handle}
 	_, err := call(context.Background(), r.store.Address, min(r.spec.CallLimit(), time.Second), func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, r.store.Release(ctx, g, backends.End{Outcome: backends.OutcomeNotStarted})
@@ -141,16 +148,18 @@ func (r *run) abandon(handle string) {
 	if err != nil {
 		r.Log.Info("lease not abandoned", "err", err)
 	}
+	return err == nil
 }
 
 // interruption is the signal that ends a wait.
 type interruption struct{ sig syscall.Signal }
 
-func (i interruption) Error() string { return "ended by " + i.sig.String() }
+func (i interruption) Error() string { return "ended by SIG" + signals.Name(i.sig) }
 
-// interruptible cancels a wait when a signal comes that would end any other process. The function that it returns
-// waits until it has stopped listening.
-func (r *run) interruptible(cancel context.CancelCauseFunc) (stop func()) {
+// interruptible returns a context that ends when a signal comes that would end any other process. The function that it
+// returns stops listening: afterwards signals are left for the command, and the context's cause tells whether one was taken.
+func (r *run) interruptible(ctx context.Context) (interrupted context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
 	done, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -166,7 +175,7 @@ func (r *run) interruptible(cancel context.CancelCauseFunc) (stop func()) {
 			}
 		}
 	}()
-	return sync.OnceFunc(func() {
+	return ctx, sync.OnceFunc(func() {
 		close(done)
 		<-stopped
 	})

@@ -2,6 +2,7 @@ package runner
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"math"
 	"sync"
@@ -85,6 +86,8 @@ type tree struct {
 	job   job
 	late  int // so many starts come too late
 
+	unsure bool // the guardian is lost in the start, and the command may have begun
+
 	mu        sync.Mutex
 	command   signals.Command
 	deadlines signals.Deadlines
@@ -113,6 +116,9 @@ func (t *tree) Start(c signals.Command, d signals.Deadlines) (int, error) {
 		return 0, &signals.StartError{Path: c.Path, TooLate: true}
 	}
 	t.command, t.deadlines, t.begun = c, d, t.clock.now()
+	if t.unsure {
+		return 0, errors.New("the guardian has ended")
+	}
 	if t.job.lasts > 0 {
 		time.AfterFunc(t.job.lasts, func() { t.exit(t.job.code, 0) })
 	}
@@ -171,7 +177,21 @@ func (t *tree) exit(code int, sig syscall.Signal) {
 
 func (t *tree) Descendants() int             { return 1 + t.job.children }
 func (t *tree) Events() <-chan signals.Event { return t.events }
-func (t *tree) Close()                       { t.closed = true }
+
+// Close ends a guardian that has started nothing, a moment later.
+func (t *tree) Close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.closed = true
+	time.AfterFunc(5*time.Millisecond, func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if !t.over {
+			t.over, t.gone = true, t.clock.now()
+			close(t.events)
+		}
+	})
+}
 
 // store is a backend that each test scripts. What is not scripted grants, renews and releases.
 type store struct {
@@ -251,10 +271,12 @@ type scene struct {
 	trees   []*tree
 	job     job
 	late    int
+	unsure  bool
 	signals chan syscall.Signal
 	said    []string
 	endless bool
 	waiter  func(ctx context.Context) error
+	watcher func(ctx context.Context, g backends.Grant) error
 }
 
 // play runs f in a bubble with a scene whose lease lasts ttl; zero is an endless store.
@@ -284,6 +306,7 @@ func (s *scene) launch() (Tree, error) {
 		s.late--
 		t.late = 1
 	}
+	t.unsure = s.unsure
 	s.trees = append(s.trees, t)
 	return t, nil
 }
@@ -297,6 +320,9 @@ func (s *scene) run() Result {
 	st := &backends.Store{Backend: s.store, Scheme: "fake", Address: "fake:", Identity: "fake", Endless: s.endless}
 	if s.waiter != nil {
 		st.Backend = waiting{s.store, s.waiter}
+	}
+	if s.watcher != nil {
+		st.Backend = watching{s.store, s.watcher}
 	}
 	return Run(s.t.Context(), s.spec, st, Platform{
 		Launch: s.launch, Now: s.clock.now, Alarm: s.clock, Signals: s.signals,
@@ -336,3 +362,10 @@ type waiting struct {
 }
 
 func (w waiting) WaitFree(ctx context.Context, _ backends.Request) error { return w.wait(ctx) }
+
+type watching struct {
+	*store
+	watch func(ctx context.Context, g backends.Grant) error
+}
+
+func (w watching) WaitChange(ctx context.Context, g backends.Grant) error { return w.watch(ctx, g) }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -16,11 +17,18 @@ import (
 // hintEvery is the shortest time between two looks that a store's hints cause.
 const hintEvery = 50 * time.Millisecond
 
+// bugKill is how long a tree may take to be gone after a fault of ours.
+const bugKill = 10 * time.Second
+
 // watchAfter is how old a run is before its store is asked for hints: until then the looks are enough. A short command would
 // pay for a watch that never told it anything; to close one of inotify alone takes the kernel 5 to 25 ms, a grace period of SRCU.
 const watchAfter = 250 * time.Millisecond
 
-// keeper keeps one grant while a command runs under it. All its fields belong to the goroutine that calls keep.
+// dismissWithin is how long a guardian that has started nothing may take to end.
+const dismissWithin = time.Second
+
+// keeper keeps one grant while a command runs under it. Its fields belong to the goroutine that calls keep, but for the
+// channels and what is atomic.
 type keeper struct {
 	*run
 	grant   backends.Grant
@@ -31,12 +39,13 @@ type keeper struct {
 	answers chan answer
 	counts  chan int
 	hints   chan struct{}
+	bugs    chan *Bug
 	started signals.Instant
 
-	exited  *signals.Status // how the command itself ended
-	stopped syscall.Signal  // the first signal from outside that was forwarded
-	asked   *backends.Ask
-	lastErr error // of the newest attempt that failed
+	seen    atomic.Pointer[backends.Grant] // grant as the newest answer showed it, for the watch
+	unsure  bool                           // the guardian was lost in the start: the command may have begun
+	exited  *signals.Status                // how the command itself ended
+	lastErr error                          // of the newest attempt that failed
 }
 
 // answer is what came of one attempt to renew.
@@ -56,7 +65,9 @@ func newKeeper(r *run, got held) *keeper {
 		answers: make(chan answer, 8),
 		counts:  make(chan int, 1),
 		hints:   make(chan struct{}, 1),
+		bugs:    make(chan *Bug, 1),
 	}
+	k.seen.Store(&got.Grant)
 	c := r.spec.tenure()
 	c.Seed = rand.Uint64()
 	if !k.leased {
@@ -66,13 +77,34 @@ func newKeeper(r *run, got held) *keeper {
 	return k
 }
 
-func (k *keeper) close() {
+// dismiss ends a guardian that has started nothing, and waits for its end: it may hold copies of the lock.
+func (k *keeper) dismiss() {
 	if k.tree != nil {
 		k.tree.Close()
+		drain(k.tree, dismissWithin)
 	}
 }
 
-// start runs the command. Without an error it runs.
+// drain waits until nothing is left of a tree, for at most limit.
+func drain(t Tree, limit time.Duration) {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	for {
+		select {
+		case _, open := <-t.Events():
+			if !open {
+				return
+			}
+		case <-timer.C:
+			return
+		}
+	}
+}
+
+// errNoGuardian says that the guardian was lost before it was told to start anything.
+var errNoGuardian = errors.New("the guardian was lost")
+
+// start runs the command. Without an error it runs, or may run: only the guardian's refusal proves that it does not.
 func (k *keeper) start(env []string) error {
 	tree, err := k.Launch()
 	if err != nil {
@@ -81,11 +113,11 @@ func (k *keeper) start(env []string) error {
 	k.tree = tree
 	if p, ok := k.store.Backend.(backends.Pinner); ok && k.leased {
 		fds, err := p.Pins(k.grant)
-		if err == nil {
-			err = tree.Pin(fds)
-		}
 		if err != nil {
 			return err
+		}
+		if err := tree.Pin(fds); err != nil {
+			return fmt.Errorf("%w before the start: %w", errNoGuardian, err)
 		}
 	}
 	if !k.machine.Startable(k.Now()) {
@@ -99,48 +131,65 @@ func (k *keeper) start(env []string) error {
 		Grace:      k.spec.Grace,
 		Leftovers:  k.spec.Leftovers,
 	}, k.deadlines())
-	if err != nil {
+	if _, refused := errors.AsType[*signals.StartError](err); refused {
 		return err
 	}
-	k.started = k.Now()
+	k.started, k.unsure = k.Now(), err != nil
+	if k.unsure {
+		k.Log.Info("child may have started", "program", k.spec.Args[0], "err", err)
+		return nil
+	}
 	k.Log.Info("child started", "pid", pid, "program", k.spec.Args[0])
 	return nil
 }
 
-// notStarted says what it means that the command could not be started.
-func (k *keeper) notStarted(err error) Result {
-	res := Result{Outcome: OutcomeNotStarted, Grant: k.grant, ExitCode: ExitSystem, Reason: err.Error()}
+// notStarted says what it means that the command could not be started. Again says that another attempt may succeed.
+func (k *keeper) notStarted(err error) (res Result, again bool) {
+	res = Result{Outcome: OutcomeNotStarted, Grant: k.grant, ExitCode: ExitSystem, Reason: err.Error()}
 	var start *signals.StartError
 	switch {
-	case errors.Is(err, backends.ErrLost), errors.As(err, &start) && start.TooLate:
-		res.ExitCode = ExitUnavailable
+	case errors.As(err, &start) && start.TooLate:
+		res.ExitCode, again = ExitUnavailable, true
 		res.Hint = "the store answers slowly, or this machine is short of time: a longer --ttl helps"
-	case start != nil && start.Fork:
+	case errors.Is(err, backends.ErrLost):
+		res.ExitCode, again = ExitUnavailable, true
+	case errors.Is(err, errNoGuardian):
+		again = true
+	case start == nil: // no guardian could be launched
+	case start.Fork:
 		res.Hint = "look at the limits of processes (ulimit -u, pids.max) and of memory"
-	case start != nil && (start.Errno == syscall.ENOENT || start.Errno == syscall.ENOTDIR):
+	case start.Errno == syscall.ENOENT, start.Errno == syscall.ENOTDIR:
 		res.ExitCode = ExitNotFound
-	case start != nil:
+	default:
 		res.ExitCode = ExitCannotRun
 	}
-	return res
+	return res, again
 }
 
 // keep owns the decision from the start of the command to the release of the lease.
 func (k *keeper) keep(ctx context.Context) Result {
 	defer func() {
-		if bug := recover(); bug != nil {
+		if bug := bugOf(recover()); bug != nil {
 			k.tree.Kill()
-			for range k.tree.Events() { // until the tree is gone
-			}
+			drain(k.tree, bugKill)
 			panic(bug)
 		}
 	}()
 	attempts, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if w, ok := k.store.Backend.(backends.Watcher); ok && k.leased {
-		go k.watch(attempts, w)
+	orders := k.machine.Started(k.started)
+	if k.unsure {
+		orders |= k.machine.GuardianGone(k.Now(), k.Now())
+	} else {
+		if w, ok := k.store.Backend.(backends.Watcher); ok && k.leased {
+			k.beside(func() { k.watch(attempts, w) })
+		}
+		k.count(attempts)
+		if k.grant.Ask != nil {
+			orders |= k.asked()
+		}
 	}
-	k.obey(attempts, k.machine.Started(k.started))
+	k.obey(attempts, orders)
 	done := ctx.Done()
 	for {
 		k.Alarm.Set(k.machine.Wake())
@@ -162,6 +211,8 @@ func (k *keeper) keep(ctx context.Context) Result {
 				orders = k.machine.Grow(time.Duration(n)*marginPerProcess, k.Now())
 			case <-k.hints:
 				orders = k.machine.Hurry(k.Now())
+			case bug := <-k.bugs:
+				panic(bug)
 			case sig := <-k.Signals:
 				orders = k.forward(sig)
 			case <-done:
@@ -196,24 +247,40 @@ func (k *keeper) obey(ctx context.Context, orders tenure.Orders) {
 	}
 	if orders&tenure.Stop != 0 {
 		k.tree.Stop()
-		k.Log.Info("signal sent", "signal", k.spec.StopSignal.String(), "why", k.why())
+		k.Log.Info("signal sent", "signal", signals.Name(k.spec.StopSignal), "why", k.why())
 	}
 	if orders&tenure.Renew != 0 {
 		k.renew(ctx, k.machine.Attempt())
 	}
 }
 
+// beside runs f beside the decision. A panic in it is the owner's.
+func (k *keeper) beside(f func()) {
+	go func() {
+		defer func() {
+			if bug := bugOf(recover()); bug != nil {
+				select {
+				case k.bugs <- bug:
+				default: // one is enough
+				}
+			}
+		}()
+		f()
+	}()
+}
+
 // renew makes one attempt beside the decision.
 func (k *keeper) renew(ctx context.Context, attempt int) {
 	g, limit := k.grant, k.spec.CallLimit()
 	begun := k.Now()
-	go func() {
+	k.beside(func() {
 		got, err := call(ctx, k.store.Address, limit, func(ctx context.Context) (backends.Grant, error) { return k.store.Renew(ctx, g) })
 		select {
 		case k.answers <- answer{attempt, got, err, time.Duration(k.Now() - begun)}:
 		case <-ctx.Done():
 		}
-	}()
+	})
+	k.count(ctx)
 }
 
 func (k *keeper) answered(ctx context.Context, a answer) tenure.Orders {
@@ -225,15 +292,15 @@ func (k *keeper) answered(ctx context.Context, a answer) tenure.Orders {
 		if k.machine.Renewals() == before {
 			return orders // it came too late to count
 		}
-		k.grant.TTL = a.grant.TTL
+		first := a.grant.Ask != nil && k.grant.Ask == nil
+		k.grant.TTL, k.grant.Ask = a.grant.TTL, a.grant.Ask
+		seen := k.grant
+		k.seen.Store(&seen)
 		k.lastErr = nil
 		k.Log.Debug("lease renewed", "grant", k.grant, "attempt", a.attempt, "took", a.took, "valid_for", k.validFor())
-		if a.grant.Ask != nil && k.asked == nil {
-			k.asked = a.grant.Ask
-			k.Log.Warn("asked to stop", "grant", k.grant, "by", k.asked.By, "reason", k.asked.Reason)
-			orders |= k.drain()
+		if first {
+			orders |= k.asked()
 		}
-		k.count(ctx)
 		return orders
 	case errors.Is(a.err, backends.ErrLost):
 		k.lastErr = a.err
@@ -251,13 +318,13 @@ func (k *keeper) count(ctx context.Context) {
 	if !k.spec.growMargin {
 		return
 	}
-	go func() {
+	k.beside(func() {
 		n := k.tree.Descendants()
 		select {
 		case k.counts <- n:
 		case <-ctx.Done():
 		}
-	}()
+	})
 }
 
 // watch turns the store's hints into looks.
@@ -266,7 +333,7 @@ func (k *keeper) watch(ctx context.Context, w backends.Watcher) {
 		return
 	}
 	for {
-		err := w.WaitChange(ctx, k.grant)
+		err := w.WaitChange(ctx, *k.seen.Load())
 		if ctx.Err() != nil {
 			return
 		}
@@ -285,25 +352,25 @@ func (k *keeper) watch(ctx context.Context, w backends.Watcher) {
 	}
 }
 
-// forward passes a signal from outside on to the command. One that would have ended it starts the drain.
+// forward passes a signal from outside on to the command. One that asks it to finish starts the drain.
 func (k *keeper) forward(sig syscall.Signal) tenure.Orders {
 	k.tree.Forward(sig)
-	k.Log.Info("signal forwarded", "signal", sig.String())
+	k.Log.Info("signal forwarded", "signal", signals.Name(sig))
 	if !stops(sig) && sig != k.spec.StopSignal {
 		return 0
 	}
-	if k.stopped == 0 {
-		k.stopped = sig
-	}
 	return k.machine.Drain(k.Now())
+}
+
+// asked says that somebody asks this holder to finish: the command drains as after a signal from outside.
+func (k *keeper) asked() tenure.Orders {
+	k.Log.Warn("asked to stop", "grant", k.grant, "by", k.grant.Ask.By, "reason", k.grant.Ask.Reason)
+	return k.drain()
 }
 
 // drain asks the command to finish, as a signal from outside would.
 func (k *keeper) drain() tenure.Orders {
 	k.tree.Forward(k.spec.StopSignal)
-	if k.stopped == 0 {
-		k.stopped = k.spec.StopSignal
-	}
 	return k.machine.Drain(k.Now())
 }
 
@@ -343,8 +410,7 @@ func (k *keeper) happened(ev signals.Event) tenure.Orders {
 		default: // it did what we ordered, or what --leftovers asks for
 		}
 	case signals.Stuck:
-		k.Say(fmt.Sprintf("%d processes are still alive after SIGKILL: pids %v: %v", ev.Count, ev.Pids, ev.Err),
-			"the lease is kept until they have ended")
+		k.sayStuck(ev)
 		return 0
 	case signals.GuardianLost:
 		return k.machine.GuardianGone(ev.At, now)
@@ -362,11 +428,26 @@ func (k *keeper) sayLeftovers(ev signals.Event) {
 	case k.spec.Leftovers == signals.LeftoversIgnore:
 		did = "left alone"
 	}
-	noun := "processes"
-	if ev.Count == 1 {
-		noun = "process"
+	k.Say(fmt.Sprintf("%s %d background %s that %s left: pids %v", did, ev.Count, plural(ev.Count, "process", "processes"), k.spec.Args[0], ev.Pids), "")
+}
+
+func (k *keeper) sayStuck(ev signals.Event) {
+	text := fmt.Sprintf("%d %s still alive after SIGKILL: pids %v", ev.Count, plural(ev.Count, "process is", "processes are"), ev.Pids)
+	if ev.Err != nil {
+		text += ": " + ev.Err.Error()
 	}
-	k.Say(fmt.Sprintf("%s %d background %s that %s left: pids %v", did, ev.Count, noun, k.spec.Args[0], ev.Pids), "")
+	hint := "the lease is kept until the last of them has ended"
+	if k.machine.IsLost() {
+		hint = "the lease is lost: another run may begin beside them"
+	}
+	k.Say(text, hint)
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return one
+	}
+	return many
 }
 
 // end gives the lease back, where it is still ours, and says how the run ended. Gone is when the tree was gone.
@@ -400,25 +481,25 @@ func (k *keeper) verdict() Result {
 		res.Outcome = OutcomeStopped
 	case tenure.DrainedOut:
 		res.Outcome = OutcomeDrainedOut
-		res.Reason = fmt.Sprintf("killed: %q did not end within --drain %v", name, k.spec.Drain)
+		res.Reason = fmt.Sprintf("killed: %q did not end within --drain %s", name, Short(k.spec.Drain))
 	case tenure.MaxRun:
-		res = k.stopped74(res, OutcomeMaxRun, fmt.Sprintf("stopped: %q ran for --max-run %v", name, k.spec.MaxRun))
+		res = k.overruled(res, OutcomeMaxRun, fmt.Sprintf("stopped: %q ran for --max-run %s", name, Short(k.spec.MaxRun)))
 		res.ExitCode = ExitMaxRun
 	case tenure.Unreachable:
-		res = k.stopped74(res, OutcomeLostUnreachable, fmt.Sprintf("lost: %q could not be renewed in time, and the command was stopped%s", name, k.because()))
+		res = k.overruled(res, OutcomeLostUnreachable, fmt.Sprintf("lost: %q could not be renewed in time, and the command was stopped%s", name, k.because()))
 	case tenure.Expired:
-		res = k.stopped74(res, OutcomeLostExpired, fmt.Sprintf("lost: %q ran out while this process did not run, and the command was stopped", name))
+		res = k.overruled(res, OutcomeLostExpired, fmt.Sprintf("lost: %q ran out while this process did not run, and the command was stopped", name))
 		res.Hint = "the wrapper was stopped, frozen or suspended for longer than the ttl allows"
 	case tenure.Taken:
-		res = k.stopped74(res, OutcomeLostTaken, fmt.Sprintf("lost: %q is no longer ours, and the command was stopped%s", name, k.because()))
+		res = k.overruled(res, OutcomeLostTaken, fmt.Sprintf("lost: %q is no longer ours, and the command was stopped%s", name, k.because()))
 	case tenure.GuardianLost:
-		res = k.stopped74(res, OutcomeGuardianLost, fmt.Sprintf("the guardian of %q was killed, and the command was stopped", name))
+		res = k.overruled(res, OutcomeGuardianLost, fmt.Sprintf("the guardian of %q was killed, and the command was stopped", name))
 	}
 	return res
 }
 
-// stopped74 is the verdict of a run that we stopped: the command's own status does not count.
-func (k *keeper) stopped74(res Result, o Outcome, reason string) Result {
+// overruled is the verdict of a run that we stopped: the command's own status does not count.
+func (k *keeper) overruled(res Result, o Outcome, reason string) Result {
 	res.Outcome, res.Reason, res.ExitCode, res.Signal = o, reason, ExitLost, 0
 	res.Hint = backends.Hint(k.lastErr)
 	return res

@@ -26,6 +26,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -64,11 +65,8 @@ func (r *run) run(ctx context.Context) Result {
 	if refused := r.refuseNested(ctx); refused != nil {
 		return *refused
 	}
-	var (
-		handle = backends.NewHandle()
-		left   = 0 // starts that came too late
-	)
-	for {
+	handle := backends.NewHandle()
+	for tries := 1; ; tries++ {
 		got, failure := r.acquire(ctx, handle)
 		if failure != nil {
 			if failure.Outcome != OutcomeUnavailable || r.spec.IfUnavailable == UnavailableFail {
@@ -81,18 +79,13 @@ func (r *run) run(ctx context.Context) Result {
 			return r.runWithout(ctx, *failure)
 		}
 		waited := r.since(r.begun)
-		r.Log.Info("lease acquired", "grant", got.Grant, "waited", waited)
-		res, late := r.hold(ctx, got)
+		r.Log.Info("lease acquired", "grant", got.Grant, "waited_for", waited)
+		res, again := r.hold(ctx, got)
 		res.Waited = waited
-		if !late {
+		if !again || tries > 1 && r.over() {
 			return res
 		}
-		// What was left of the grant did not cover the end of a command. It is released already.
-		left++
-		if left > 1 && r.over() {
-			return res
-		}
-		handle = backends.NewHandle()
+		handle = backends.NewHandle() // the grant before was given back
 	}
 }
 
@@ -102,9 +95,15 @@ func (r *run) refuseNested(ctx context.Context) *Result {
 	if len(terms) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.spec.acquireLimit())
-	defer cancel()
-	st, err := r.store.Inspect(ctx, r.spec.Namespace, r.spec.Lease)
+	ctx, stop := r.interruptible(ctx)
+	defer stop()
+	st, err := call(ctx, r.store.Address, r.spec.acquireLimit(), func(ctx context.Context) (backends.State, error) {
+		return r.store.Inspect(ctx, r.spec.Namespace, r.spec.Lease)
+	})
+	stop()
+	if cause := context.Cause(ctx); cause != nil {
+		return r.interrupted(cause)
+	}
 	if err != nil {
 		return nil // acquiring meets the same store and says so
 	}
@@ -123,40 +122,37 @@ func (r *run) refuseNested(ctx context.Context) *Result {
 	return nil
 }
 
-// hold starts the command under a grant, keeps the grant and gives it back. Late says that the command was not started
-// because too little of the grant was left.
-func (r *run) hold(ctx context.Context, got held) (res Result, late bool) {
+// hold starts the command under a grant, keeps the grant and gives it back. Again says that no command was started, for a
+// reason that another attempt may not meet.
+func (r *run) hold(ctx context.Context, got held) (res Result, again bool) {
 	k := newKeeper(r, got)
-	defer k.close()
-	err := k.start(environ(r.spec.Env, got.Grant, r.store.Identity))
-	if err == nil {
-		return k.keep(ctx), false
+	if err := k.start(environ(r.spec.Env, got.Grant, r.store.Identity)); err != nil {
+		res, again = k.notStarted(err)
+		k.dismiss() // first: the guardian may hold copies of the lock
+		end := backends.End{Outcome: backends.OutcomeNotStarted, ExitCode: res.ExitCode}
+		res.Released = r.release(context.WithoutCancel(ctx), got.Grant, end, k.machine.ValidUntil())
+		return res, again
 	}
-	res = k.notStarted(err)
-	res.Released = r.release(context.WithoutCancel(ctx), got.Grant, backends.End{Outcome: backends.OutcomeNotStarted, ExitCode: res.ExitCode}, k.machine.ValidUntil())
-	var start *signals.StartError
-	return res, errors.As(err, &start) && start.TooLate
+	return k.keep(ctx), false
 }
 
 // runWithout runs the command without a lease, as --if-unavailable run asks for.
 func (r *run) runWithout(ctx context.Context, failure Result) Result {
 	r.Say(fmt.Sprintf("running %q without a lease: %s", r.display(), failure.Reason), "")
 	k := newKeeper(r, held{Grant: backends.Grant{Namespace: r.spec.Namespace, Lease: r.spec.Lease, Holder: r.spec.Holder}, sent: r.Now()})
-	defer k.close()
 	var res Result
 	if err := k.start(environ(r.spec.Env, k.grant, r.store.Identity)); err != nil {
-		res = k.notStarted(err)
+		res, _ = k.notStarted(err)
+		k.dismiss()
 	} else {
 		res = k.keep(ctx)
 	}
 	res.Waited = failure.Waited
-	if res.Reason == "" {
-		res.Reason = "without a lease: " + failure.Reason
-	}
+	res.Unleased = failure.Reason
 	return res
 }
 
-// release gives a grant back, with as many attempts as fit before it runs out by itself.
+// release gives a grant back. It tries once at least, and a few times more while the grant would not end by itself.
 func (r *run) release(ctx context.Context, g backends.Grant, end backends.End, validUntil signals.Instant) bool {
 	const attempts = 3
 	limit := min(r.spec.CallLimit(), longestAcquire)
@@ -165,8 +161,7 @@ func (r *run) release(ctx context.Context, g backends.Grant, end backends.End, v
 		if i > 0 && !r.pause(ctx, 100*time.Millisecond<<i) {
 			break
 		}
-		if r.Now() >= validUntil {
-			err = errors.New("the grant ran out before")
+		if i > 0 && r.Now() >= validUntil {
 			break
 		}
 		_, err = call(ctx, r.store.Address, limit, func(ctx context.Context) (struct{}, error) {
@@ -180,7 +175,9 @@ func (r *run) release(ctx context.Context, g backends.Grant, end backends.End, v
 	r.Log.Info("lease not released", "grant", g, "err", err) // in words below
 	text := fmt.Sprintf("%q was not released: %v", r.display(), err)
 	if g.TTL > 0 {
-		text += fmt.Sprintf("; it is free %v after its last renewal", g.TTL)
+		text += fmt.Sprintf("; it is free %s after its last renewal", Short(g.TTL))
+	} else {
+		text += "; it ends with this process"
 	}
 	r.Say(text, backends.Hint(err))
 	return false
@@ -220,7 +217,7 @@ type noAnswer struct {
 }
 
 func (e *noAnswer) Error() string {
-	return fmt.Sprintf("no answer from %s within %v", e.address, e.limit)
+	return fmt.Sprintf("no answer from %s within %s", e.address, Short(e.limit))
 }
 
 func isNoAnswer(err error) bool {
@@ -230,29 +227,61 @@ func isNoAnswer(err error) bool {
 
 func (e *noAnswer) Is(target error) bool { return target == backends.ErrUnavailable }
 
-// call runs f for at most limit, and leaves it behind where it does not heed its context.
+// Bug is a panic, with the stack on which it arose. It travels from the goroutine of the fault to the one that owns the
+// decision, which ends the tree before it passes it on.
+type Bug struct {
+	Value any
+	Stack []byte
+}
+
+func (b *Bug) Error() string { return fmt.Sprint(b.Value) }
+
+// bugOf turns what recover returned into a [*Bug]; nil stays nil. It has to be called where the panic is recovered.
+func bugOf(recovered any) *Bug {
+	switch b := recovered.(type) {
+	case nil:
+		return nil
+	case *Bug:
+		return b
+	default:
+		return &Bug{Value: recovered, Stack: debug.Stack()}
+	}
+}
+
+// call runs f for at most limit, and leaves it behind where it does not heed its context. A panic in f is one here.
 func call[T any](ctx context.Context, address string, limit time.Duration, f func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	type answer struct {
 		value T
 		err   error
+		bug   *Bug
 	}
 	answers := make(chan answer, 1)
 	go func() {
+		var a answer
 		defer cancel()
-		v, err := f(ctx)
-		answers <- answer{v, err}
+		defer func() {
+			a.bug = bugOf(recover())
+			answers <- a
+		}()
+		a.value, a.err = f(ctx)
 	}()
+	take := func(a answer) (T, error) {
+		if a.bug != nil {
+			panic(a.bug)
+		}
+		return a.value, a.err
+	}
 	var none T
 	select {
 	case a := <-answers:
-		return a.value, a.err
+		return take(a)
 	case <-ctx.Done():
 	}
 	// An answer that came together with the end of the limit counts.
 	select {
 	case a := <-answers:
-		return a.value, a.err
+		return take(a)
 	default:
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {

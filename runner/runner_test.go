@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -372,7 +373,10 @@ func TestAStartThatTheGuardianRefusesIsTriedOnceMore(t *testing.T) {
 		s.late, s.job = 1, job{lasts: time.Second}
 		want(t, s.run(), OutcomeOK, 0)
 		if len(s.trees) != 2 || !s.trees[0].closed {
-			t.Errorf("%d trees, want two and the first one closed", len(s.trees))
+			t.Fatalf("%d trees, want two and the first one closed", len(s.trees))
+		}
+		if gone := s.trees[0].gone; gone == 0 || gone > s.store.acquires[1] {
+			t.Errorf("the second attempt came at %d, the first guardian ended at %d: it may hold the lock", s.store.acquires[1], gone)
 		}
 	})
 }
@@ -577,9 +581,9 @@ func TestANotificationSavesThePoll(t *testing.T) {
 				return ctx.Err()
 			}
 		}
-		var open bool
+		var open atomic.Bool
 		s.store.acquire = func(ctx context.Context, n int, req backends.Request) (backends.Grant, error) {
-			if !open {
+			if !open.Load() {
 				return backends.Grant{}, &backends.BusyError{Lease: "nightly", Holder: "other", Left: backends.Forever}
 			}
 			return grantOf(req), nil
@@ -587,7 +591,7 @@ func TestANotificationSavesThePoll(t *testing.T) {
 		done := s.begin()
 		time.Sleep(10*time.Second + 123*time.Millisecond)
 		freed := s.clock.now()
-		open = true
+		open.Store(true)
 		close(free)
 		r := <-done
 		want(t, r, OutcomeOK, 0)
@@ -811,5 +815,145 @@ func TestSettleRefusesWhatCannotWork(t *testing.T) {
 	s.TTL = 0
 	if err := s.Settle(true); err != nil || s.Grace != 10*time.Second || s.RenewEvery != 2*time.Second {
 		t.Errorf("endless: %v, grace %v, look every %v", err, s.Grace, s.RenewEvery)
+	}
+}
+
+// A guardian that is lost in the start may have started the command: the lease is given back when its tree is gone, and
+// the hold counts.
+func TestAGuardianLostInTheStartCountsAsARun(t *testing.T) {
+	play(t, 60*time.Second, func(s *scene) {
+		s.unsure, s.job = true, job{onStop: -1, dies: 500 * time.Millisecond}
+		r := s.run()
+		want(t, r, OutcomeGuardianLost, ExitLost)
+		if !r.Started || !r.Released || len(s.store.released) != 1 || s.store.released[0].Outcome != string(OutcomeGuardianLost) {
+			t.Errorf("started %v, released %v with %+v", r.Started, r.Released, s.store.released)
+		}
+		if s.tree().killed == 0 || s.tree().gone == 0 {
+			t.Error("released before the tree was gone")
+		}
+	})
+}
+
+func TestAnAskIsHeededOnceAndStopsTheHints(t *testing.T) {
+	play(t, 0, func(s *scene) {
+		s.job = job{onStop: time.Minute}
+		hints := 0
+		s.watcher = func(ctx context.Context, g backends.Grant) error {
+			if g.Ask != nil {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			hints++
+			return nil
+		}
+		s.store.renew = func(ctx context.Context, n int, g backends.Grant) (backends.Grant, error) {
+			g.Ask = &backends.Ask{Kind: backends.AskStop, By: "operator"}
+			return g, nil
+		}
+		want(t, s.run(), OutcomeStopped, 143)
+		if len(s.tree().forwarded) != 1 || len(s.store.renewals) > 40 || hints > 3 {
+			t.Errorf("forwarded %v, %d looks and %d hints in a minute", s.tree().forwarded, len(s.store.renewals), hints)
+		}
+	})
+	play(t, 60*time.Second, func(s *scene) {
+		s.job = job{onStop: time.Second}
+		s.store.acquire = func(ctx context.Context, n int, req backends.Request) (backends.Grant, error) {
+			g := grantOf(req)
+			g.Ask = &backends.Ask{Kind: backends.AskStop}
+			return g, nil
+		}
+		want(t, s.run(), OutcomeStopped, 143)
+	})
+}
+
+// A panic beside the decision ends the tree before it ends us.
+func TestAPanicBesideTheDecisionKillsTheTreeFirst(t *testing.T) {
+	play(t, 60*time.Second, func(s *scene) {
+		s.job = job{onStop: -1, dies: 50 * time.Millisecond}
+		s.store.renew = func(context.Context, int, backends.Grant) (backends.Grant, error) { panic("a fault of the library") }
+		defer func() {
+			bug, ok := recover().(*Bug)
+			if !ok || bug.Error() != "a fault of the library" || !strings.Contains(string(bug.Stack), "runner_test.go") {
+				t.Errorf("got %v, want the library's panic with its stack", bug)
+			}
+			if s.tree().gone == 0 {
+				t.Error("the tree was left alive")
+			}
+		}()
+		s.run()
+	})
+	play(t, 60*time.Second, func(s *scene) {
+		s.store.acquire = func(context.Context, int, backends.Request) (backends.Grant, error) { panic("at acquire") }
+		defer func() {
+			if bug, ok := recover().(*Bug); !ok || bug.Error() != "at acquire" {
+				t.Errorf("got %v", bug)
+			}
+		}()
+		s.run()
+	})
+}
+
+func TestALookBeforeTheRunNeitherHangsNorIgnoresSignals(t *testing.T) {
+	hanging := func(s *scene) {
+		ctx, cancel := context.WithCancel(s.t.Context())
+		time.AfterFunc(time.Hour, cancel)
+		s.spec.Env = []string{"UNDERLEASE_HELD=" + link("fake", "", "nightly") + ":7"}
+		s.store.inspect = func() (backends.State, error) {
+			<-ctx.Done()
+			return backends.State{}, ctx.Err()
+		}
+		s.job = job{lasts: time.Second}
+	}
+	play(t, 60*time.Second, func(s *scene) {
+		hanging(s)
+		want(t, s.run(), OutcomeOK, 0)
+		time.Sleep(time.Hour)
+	})
+	play(t, 60*time.Second, func(s *scene) {
+		hanging(s)
+		done := s.begin()
+		s.signals <- syscall.SIGINT
+		want(t, <-done, OutcomeInterrupted, 130)
+		time.Sleep(time.Hour)
+	})
+}
+
+func TestADeniedAnswerAfterALostOneStillAbandons(t *testing.T) {
+	play(t, 60*time.Second, func(s *scene) {
+		s.store.acquire = func(ctx context.Context, n int, req backends.Request) (backends.Grant, error) {
+			if n == 1 {
+				return backends.Grant{}, backends.Unavailable(nil, "down")
+			}
+			return backends.Grant{}, backends.Denied(nil, "no")
+		}
+		want(t, s.run(), OutcomeDenied, ExitDenied)
+		if len(s.store.gaveBack) != 1 {
+			t.Errorf("abandoned %d times, want once", len(s.store.gaveBack))
+		}
+	})
+}
+
+// The margin grows while the store is away, which is when it matters.
+func TestTheMarginGrowsWithoutAnAnswer(t *testing.T) {
+	play(t, 60*time.Second, func(s *scene) {
+		s.job = job{children: 3999, onStop: -1}
+		s.store.renew = func(ctx context.Context, n int, g backends.Grant) (backends.Grant, error) {
+			return backends.Grant{}, backends.Unavailable(nil, "down")
+		}
+		want(t, s.run(), OutcomeLostUnreachable, ExitLost)
+		if got := s.killedAfter(); got > 60*time.Second-600*time.Millisecond-10*time.Millisecond-1200*time.Millisecond {
+			t.Errorf("killed after %v: no margin for 4000 processes", got)
+		}
+	})
+}
+
+func TestShort(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0: "0s", time.Hour: "1h", 90 * time.Minute: "1h30m", time.Minute: "1m", 61 * time.Second: "1m1s", 10 * time.Second: "10s",
+		1500 * time.Millisecond: "1.5s", 1234567 * time.Microsecond: "1.235s", Forever: "forever", 300 * time.Microsecond: "300µs",
+	} {
+		if got := Short(d); got != want {
+			t.Errorf("%v is written %q, want %q", int64(d), got, want)
+		}
 	}
 }

@@ -37,7 +37,7 @@ func (s *Spec) Settle(endless bool) error {
 		return nil
 	}
 	if s.TTL < MinTTL {
-		return relationf("", "--ttl %v is too short: at least %v", s.TTL, MinTTL)
+		return relationf("", "--ttl %s is too short: at least %s", Short(s.TTL), Short(MinTTL))
 	}
 	if s.Margin == Auto {
 		s.growMargin = true
@@ -46,7 +46,7 @@ func (s *Spec) Settle(endless bool) error {
 	s.Margin = defaultTo(s.Margin, min(shortestMargin, s.TTL/4))
 	s.RenewEvery = defaultTo(s.RenewEvery, s.TTL/6)
 	if s.Margin > s.TTL/4 {
-		return relationf("", "--margin %v is more than a quarter of --ttl %v: at most %v", s.Margin, s.TTL, s.TTL/4)
+		return relationf("", "--margin %s is more than a quarter of --ttl %s: at most %s", Short(s.Margin), Short(s.TTL), Short(s.TTL/4))
 	}
 	c := s.tenure()
 	budget, need, ok := c.Fits()
@@ -55,11 +55,11 @@ func (s *Spec) Settle(endless bool) error {
 		return nil
 	case budget <= 0:
 		return relationf("lengthen --ttl or shorten --grace",
-			"--ttl %v leaves no time to run: --grace %v and --margin %v take all of it", s.TTL, s.Grace, s.Margin)
+			"--ttl %s leaves no time to run: --grace %s and --margin %s take all of it", Short(s.TTL), Short(s.Grace), Short(s.Margin))
 	default:
 		return relationf("lengthen --ttl, or shorten --renew-every or --grace",
-			"--renew-every %v is too long for --ttl %v with --grace %v and --margin %v: with two attempts of %v it takes %v of the %v before the stop",
-			s.RenewEvery, s.TTL, s.Grace, s.Margin, s.CallLimit(), need, budget.Round(time.Millisecond))
+			"--renew-every %s is too long for --ttl %s with --grace %s and --margin %s: with two attempts of %s it takes %s of the %s before the stop",
+			Short(s.RenewEvery), Short(s.TTL), Short(s.Grace), Short(s.Margin), Short(s.CallLimit()), Short(need), Short(budget))
 	}
 }
 

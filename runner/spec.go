@@ -120,6 +120,9 @@ type Result struct {
 	Reason  string // one sentence without a full stop, for people; empty when all went well
 	Hint    string // what to do, or empty
 
+	// Unleased is why the command ran without a lease, or empty. It was said when the command was started.
+	Unleased string
+
 	ExitCode int            // ours; [ExitBusy] stands for --busy-exit, which the caller knows
 	Signal   syscall.Signal // not zero: end by this signal
 	Started  bool           // whether a command ran
@@ -159,7 +162,7 @@ type Tree interface {
 	Descendants() int
 	// Events delivers what happens after Start. It is closed after [signals.Gone].
 	Events() <-chan signals.Event
-	// Close ends a guardian that has started no command.
+	// Close ends a guardian that has started no command. Events is closed when it has ended.
 	Close()
 }
 

@@ -112,4 +112,9 @@ func (e *StartError) Error() string {
 	}
 }
 
-func (e *StartError) Unwrap() error { return e.Errno }
+func (e *StartError) Unwrap() error {
+	if e.Errno == 0 {
+		return nil
+	}
+	return e.Errno
+}

@@ -385,9 +385,6 @@ func (m *Machine) Deadlines() Deadlines {
 	return d
 }
 
-// Phase returns how far the tenure has come.
-func (m *Machine) Phase() Phase { return m.phase }
-
 // Cause returns why the tenure ended early: the gravest cause that was due before the tree was gone. A caller that did not
 // run may have blamed a deadline before it learned that the tree had ended in time.
 func (m *Machine) Cause() Cause {
@@ -410,9 +407,6 @@ func (m *Machine) Attempt() int { return m.attempt }
 
 // Renewals returns how many attempts were confirmed.
 func (m *Machine) Renewals() int { return m.renewals }
-
-// Margin returns the margin in force.
-func (m *Machine) Margin() time.Duration { return m.margin }
 
 // see moves the latest instant on; a caller's clock that seems to go back is not believed, and Never does not come.
 func (m *Machine) see(now Instant) { m.now = min(max(m.now, now), Never-1) }
