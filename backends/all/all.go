@@ -19,37 +19,50 @@ func Schemes() map[string]backends.Scheme {
 	}
 }
 
-// Open opens the store that a URL names. What is wrong with the URL is a [*backends.ConfigError], which shows nothing of
-// it but its scheme: anything else could be part of a password.
+// Open opens the store that a URL names. What is wrong with the URL is a [*backends.ConfigError]: see [Check].
 func Open(ctx context.Context, rawURL string, schemes map[string]backends.Scheme) (*backends.Store, error) {
+	u, name, err := parse(rawURL, schemes)
+	if err != nil {
+		return nil, err
+	}
+	return schemes[name].Open(ctx, u)
+}
+
+// Check returns the scheme of a URL, in lower case, or a [*backends.ConfigError] where no store here can have that URL.
+// Of the URL the error shows nothing but a scheme of at most 20 bytes: anything else could be part of a password. What
+// follows the scheme is for the store to judge, when it is opened.
+func Check(rawURL string, schemes map[string]backends.Scheme) (scheme string, err error) {
+	_, scheme, err = parse(rawURL, schemes)
+	return scheme, err
+}
+
+func parse(rawURL string, schemes map[string]backends.Scheme) (u *url.URL, name string, err error) {
 	if strings.TrimSpace(rawURL) == "" {
-		return nil, backends.Configf("write file: for the embedded store, or leave the setting out", "the backend URL is empty")
+		return nil, "", backends.Configf("write file: for the embedded store, or leave the setting out", "the URL of the store is empty")
 	}
 	name, ok := scheme(rawURL)
 	if !ok {
-		hint := "a backend URL is one of " + list(schemes)
+		hint := "it begins with one of " + list(schemes) + "; it is not shown here, since it may hold a password"
 		if _, exists := schemes[strings.ToLower(rawURL)]; exists {
 			hint = "write " + strings.ToLower(rawURL) + ":"
 		} else if strings.HasPrefix(rawURL, "/") {
 			hint = "for a directory write file:// and its absolute path"
 		}
-		return nil, backends.Configf(hint, "the backend URL has no scheme")
+		return nil, "", backends.Configf(hint, "the URL of the store has no scheme")
 	}
-	s, ok := schemes[name]
-	if !ok {
+	if _, ok := schemes[name]; !ok {
 		hint := "known are " + list(schemes)
-		if near := nearest(name, schemes); near != "" {
+		if near := Nearest(name, slices.Sorted(maps.Keys(schemes))); near != "" {
 			hint = "did you mean " + near + ":? " + hint
 		}
-		return nil, backends.Configf(hint, "no store has the scheme %q", name)
+		return nil, "", backends.Configf(hint, "no store has the scheme %q", name)
 	}
-	u, err := url.Parse(rawURL)
-	if err != nil {
+	if u, err = url.Parse(rawURL); err != nil {
 		// The parser's own error repeats parts of the URL.
-		return nil, backends.Configf("write special characters of a user, a password or a path as %XX (@ is %40, / is %2F, % is %25)",
-			"the backend URL with the scheme %q cannot be read", name)
+		return nil, "", backends.Configf("write special characters of a user, a password or a path as %XX (@ is %40, / is %2F, % is %25)",
+			"the URL with the scheme %q cannot be read", name)
 	}
-	return s.Open(ctx, u)
+	return u, name, nil
 }
 
 // longestScheme bounds what of a URL is ever shown: a longer word before a colon is no scheme but a secret, perhaps.
@@ -75,36 +88,4 @@ func scheme(rawURL string) (string, bool) {
 
 func list(schemes map[string]backends.Scheme) string {
 	return strings.Join(slices.Sorted(maps.Keys(schemes)), ":, ") + ":"
-}
-
-// nearest returns the scheme that differs from name in the fewest letters, if they are so few that it may be a slip.
-func nearest(name string, schemes map[string]backends.Scheme) string {
-	best, least := "", 3
-	for _, s := range slices.Sorted(maps.Keys(schemes)) {
-		if d := distance(name, s); d < least && d < len(s) {
-			best, least = s, d
-		}
-	}
-	return best
-}
-
-// distance is the number of letters to be inserted, removed or replaced to make b of a.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			replaced := diagonal
-			if a[i] != b[j] {
-				replaced++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(replaced, row[j]+1, diagonal+1)
-		}
-	}
-	return row[len(b)]
 }

@@ -49,6 +49,7 @@ func TestABadURLIsRefusedWithTheRightForm(t *testing.T) {
 		{"./x", "no scheme", "file:, redis:"},
 		{"://x", "no scheme", ""},
 		{"1file:", "no scheme", ""},
+		{"fiel:x", `"fiel"`, "did you mean file:?"},
 		{"flie:///x", `"flie"`, "did you mean file:?"},
 		{"rediss://h", `"rediss"`, "did you mean redis:?"},
 		{"etcd://h", `"etcd"`, "known are file:, redis:"},
@@ -82,12 +83,18 @@ func TestAPasswordIsNeverShown(t *testing.T) {
 		"file://user:" + secret + "@/dir",
 		"file://" + secret + ":port/dir",
 		"redis://[" + secret,
+		"host/db?password=" + secret,
+		"/dir?password=" + secret,
+		secret + "-my-secret-password-token:foo",
+		secret,
 	} {
 		s, err := Open(t.Context(), raw, schemes())
 		text := fmt.Sprint(err, backends.Hint(err))
 		if err == nil {
 			text = s.Address
 		}
+		_, err = Check(raw, schemes())
+		text += fmt.Sprint(err, backends.Hint(err))
 		if strings.Contains(text, secret) {
 			t.Errorf("Open(%q) shows the password: %s", raw, text)
 		}
@@ -108,4 +115,21 @@ func FuzzOpen(f *testing.F) {
 			t.Errorf("the error %q shows a part of the URL", err)
 		}
 	})
+}
+
+func TestCheckTellsTheScheme(t *testing.T) {
+	for raw, want := range map[string]string{"file:": "file", "FILE:///x": "file", "redis://h/0": "redis", "file:relative": "file"} {
+		if got, err := Check(raw, schemes()); got != want || err != nil {
+			t.Errorf("Check(%q): got %q and %v, want %q", raw, got, err, want)
+		}
+	}
+}
+
+func TestTheNearestNameIsFoundAndNoOther(t *testing.T) {
+	names := []string{"ttl", "wait", "backend", "backend-file", "busy-exit", "grace"}
+	for in, want := range map[string]string{"tll": "ttl", "wiat": "wait", "backned": "backend", "busyexit": "busy-exit", "metrics": "", "x": "", strings.Repeat("t", 1000): ""} {
+		if got := Nearest(in, names); got != want {
+			t.Errorf("%.20s: got %q, want %q", in, got, want)
+		}
+	}
 }
