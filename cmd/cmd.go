@@ -32,6 +32,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/all"
 	"github.com/underlease/underlease/runner"
 	"github.com/underlease/underlease/signals"
 )
@@ -238,7 +239,7 @@ func (p *program) root() *cobra.Command {
 				return nil
 			}
 			hint := "underlease --help lists the commands"
-			if near := nearest(args[0], commandNames(c)); near != "" {
+			if near := all.Nearest(args[0], commandNames(c)); near != "" {
 				hint = "did you mean underlease " + near
 			}
 			return usagef(hint, "unknown command %q", args[0])
@@ -294,6 +295,9 @@ func (p *program) flagError(c *cobra.Command, err error) error {
 	)
 	switch {
 	case errors.As(err, &bad):
+		if h := backends.Hint(bad.Unwrap()); h != "" {
+			hint = h
+		}
 		return usagef(hint, "--%s: %v", bad.GetFlag().Name, bad.Unwrap())
 	case errors.As(err, &missing):
 		return usagef(hint, "--%s needs a value: give one %s", missing.GetFlag().Name, missing.GetFlag().Value.Type())
@@ -304,7 +308,7 @@ func (p *program) flagError(c *cobra.Command, err error) error {
 	case errors.As(err, &unknown):
 		var names []string
 		c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-		if near := nearest(unknown.GetSpecifiedName(), names); near != "" && hint == "" {
+		if near := all.Nearest(unknown.GetSpecifiedName(), names); near != "" && hint == "" {
 			hint = "did you mean --" + near
 		}
 		return usagef(hint, "unknown flag --%s", unknown.GetSpecifiedName())

@@ -3,7 +3,6 @@ package cmd
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"net/url"
 	"slices"
@@ -16,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/all"
 	"github.com/underlease/underlease/runner"
 	"github.com/underlease/underlease/signals"
 )
@@ -74,7 +74,10 @@ func newFlags(s *settings, schemes map[string]backends.Scheme) *pflag.FlagSet {
 			func(d time.Duration) string { return writeDuration(d, words) })
 	}
 
-	text(&s.backend, "backend", "file:", "URL", func(v string) error { return checkBackend(v, schemes) })
+	text(&s.backend, "backend", "file:", "URL", func(v string) error {
+		_, err := all.Check(v, schemes)
+		return err
+	})
 	text(&s.backendFile, "backend-file", "", "file", notEmpty("a file that holds the URL of the store"))
 	text(&s.config, "config", "", "file", notEmpty("a settings file"))
 	text(&s.namespace, "namespace", "", "name", backends.CheckNamespace)
@@ -95,7 +98,7 @@ func newFlags(s *settings, schemes map[string]backends.Scheme) *pflag.FlagSet {
 	span(&s.renewEvery, "renew-every", runner.Auto, time.Millisecond, word{auto, runner.Auto})
 	add(fs, &s.clockDrift, "clock-drift", 0.01, "percentage", parsePercent, writePercent)
 	choice(fs, &s.onLost, "on-lost", runner.LostKill, runner.LostKill, runner.LostTerm)
-	add(fs, &s.stopSignal, "stop-signal", syscall.SIGTERM, "signal", signals.Parse, signals.Name)
+	add(fs, &s.stopSignal, "stop-signal", syscall.SIGTERM, "signal", parseStopSignal, signals.Name)
 	choice(fs, &s.leftovers, "leftovers", signals.LeftoversKill,
 		signals.LeftoversKill, signals.LeftoversWait, signals.LeftoversIgnore)
 	add(fs, &s.slots, "slots", 1, "number", parseSlots, strconv.Itoa)
@@ -194,11 +197,11 @@ func parseDuration(s string, least time.Duration, words ...word) (time.Duration,
 	case err != nil && !tooLong(s):
 		return 0, fmt.Errorf("%q is not a duration: %s%s", s, durationExample, orWord)
 	case err != nil || d > maxDuration:
-		return 0, fmt.Errorf("%q is too long: give at most %s%s", s, short(maxDuration), orWord)
+		return 0, fmt.Errorf("%q is too long: give at most %s%s", s, runner.Short(maxDuration), orWord)
 	case d < 0:
-		return 0, fmt.Errorf("%q is negative: give at least %s%s", s, short(least), orWord)
+		return 0, fmt.Errorf("%q is negative: give at least %s%s", s, runner.Short(least), orWord)
 	case d < least:
-		return 0, fmt.Errorf("%q is too short: give at least %s%s", s, short(least), orWord)
+		return 0, fmt.Errorf("%q is too short: give at least %s%s", s, runner.Short(least), orWord)
 	}
 	return d, nil
 }
@@ -230,7 +233,7 @@ func writeDuration(d time.Duration, words []word) string {
 	if d == 0 {
 		return "0"
 	}
-	return exact(d)
+	return runner.Exact(d)
 }
 
 func parsePercent(s string) (float64, error) {
@@ -270,6 +273,29 @@ func parseBusyExit(s string) (int, error) {
 	return n, nil
 }
 
+// parseStopSignal reads a signal that a command can end by. One that is ignored by default is legal where programs use it
+// for that: WINCH ends Apache's httpd with grace.
+func parseStopSignal(s string) (syscall.Signal, error) {
+	const form = "give one that a command can end by, such as TERM, INT or QUIT"
+	sig, err := signals.Parse(s)
+	if err != nil {
+		return 0, err
+	}
+	//exhaustive:ignore
+	switch sig {
+	case syscall.SIGKILL:
+		return 0, fmt.Errorf("%q cannot be caught, and comes by itself when --grace is over: %s", s, form)
+	case syscall.SIGSTOP, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU:
+		return 0, fmt.Errorf("%q suspends a command: %s", s, form)
+	case syscall.SIGCHLD, syscall.SIGCONT, syscall.SIGURG:
+		return 0, fmt.Errorf("%q does not end a command: %s", s, form)
+	case 32, 33:
+		// Source: signal(7), "Real-time signals": both C libraries use them for threads, and let no program catch them.
+		return 0, fmt.Errorf("%q belongs to the C library: %s", s, form)
+	}
+	return sig, nil
+}
+
 func parseSlots(s string) (int, error) {
 	n, err := strconv.Atoi(s)
 	switch {
@@ -304,37 +330,10 @@ func checkHolder(s string) error {
 	return nil
 }
 
-// checkBackend looks at the scheme alone; the rest of the URL is the backend's to judge. No error of it shows a password.
-func checkBackend(raw string, schemes map[string]backends.Scheme) error {
-	if raw == "" {
-		return errors.New("it is empty: give a URL such as file:///var/lib/underlease, or leave it out")
-	}
-	kinds := slices.Sorted(maps.Keys(schemes))
-	for i := range kinds {
-		kinds[i] += ":"
-	}
-	u, err := url.Parse(raw)
-	switch {
-	case err != nil:
-		return errors.New("it is not a URL (not shown here, since it may hold a password): give one such as file:///var/lib/underlease")
-	case u.Scheme == "" && strings.Contains(raw, "@"):
-		return errors.New("it has no scheme (not shown here, since it may hold a password): give a URL such as file:///var/lib/underlease")
-	case u.Scheme == "":
-		return fmt.Errorf("%q has no scheme: give a URL such as file: or file:///var/lib/underlease", raw)
-	}
-	if _, ok := schemes[u.Scheme]; !ok {
-		return fmt.Errorf("%q is not a kind of store that is known here: there is %s", u.Scheme+":", join(kinds))
-	}
-	return nil
-}
-
-// schemeOf returns the scheme of a URL that [checkBackend] has passed.
-func schemeOf(raw string) string {
-	u, err := url.Parse(raw)
-	if err != nil {
-		return ""
-	}
-	return u.Scheme
+// schemeOf returns the scheme of a URL that [all.Check] has passed.
+func schemeOf(raw string, schemes map[string]backends.Scheme) string {
+	name, _ := all.Check(raw, schemes) // it has passed
+	return name
 }
 
 const masked = "xxxxx"
@@ -367,16 +366,4 @@ func secretName(key string) bool {
 		}
 	}
 	return false
-}
-
-// exact writes a duration so that [parseDuration] reads the same one back.
-func exact(d time.Duration) string {
-	s := d.String()
-	if strings.HasSuffix(s, "m0s") {
-		s = s[:len(s)-2]
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = s[:len(s)-2]
-	}
-	return s
 }

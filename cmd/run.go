@@ -75,7 +75,7 @@ func (p *program) loadSettings() (where, error) {
 	if err := p.s.settle(&w, p.flags); err != nil {
 		return w, err
 	}
-	if w.origins["ttl"].Source == sourceDefault && !p.schemes[schemeOf(p.s.backend)].Endless {
+	if w.origins["ttl"].Source == sourceDefault && !p.schemes[schemeOf(p.s.backend, p.schemes)].Endless {
 		p.s.ttl = defaultTTL
 	}
 	return w, nil
@@ -90,7 +90,7 @@ func (p *program) spec() (runner.Spec, error) {
 		MaxRun: s.maxRun, Drain: s.drain, Grace: s.grace, Margin: s.margin, RenewEvery: s.renewEvery,
 		ClockDrift: s.clockDrift, OnLost: s.onLost, StopSignal: s.stopSignal, Leftovers: s.leftovers,
 	}
-	err := spec.Settle(p.schemes[schemeOf(s.backend)].Endless)
+	err := spec.Settle(p.schemes[schemeOf(s.backend, p.schemes)].Endless)
 	if r, ok := errors.AsType[*runner.RelationError](err); ok {
 		err = settingsf(r.Hint, "%s", r.Text)
 	}
@@ -148,7 +148,7 @@ func (p *program) runLease(command []string) error {
 		return err
 	}
 	if spec.TTL != 0 && spec.TTL < runner.WarnTTL {
-		p.warn("--ttl "+short(spec.TTL)+" is below "+short(runner.WarnTTL)+": a store that is away for a moment stops the command", "")
+		p.warn("--ttl "+runner.Short(spec.TTL)+" is below "+runner.Short(runner.WarnTTL)+": a store that is away for a moment stops the command", "")
 	}
 	if spec.Holder == "" {
 		host, _ := os.Hostname() // the label is for people: without a name it is localhost

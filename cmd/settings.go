@@ -18,6 +18,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/all"
 	"github.com/underlease/underlease/runner"
 )
 
@@ -143,7 +144,7 @@ func load(flags *pflag.FlagSet, lease string, environ []string, files []readFile
 		default:
 			w.origins[f.Name] = g.from
 			if err := f.Value.Set(g.text); err != nil && failed == nil {
-				failed = settingsf("", "%v: %v", g.from, err)
+				failed = settingsf(backends.Hint(err), "%v: %v", g.from, err)
 			}
 		}
 	})
@@ -175,12 +176,12 @@ func environment(flags *pflag.FlagSet, environ []string) (map[string]any, []stra
 			found[name] = given{text, origin{Source: sourceEnvironment, Variable: variable}}
 		case ok || slices.Contains(runner.Facts(), variable):
 		default:
-			all := make([]string, 0, len(names))
+			known := make([]string, 0, len(names))
 			for v := range names {
-				all = append(all, strings.TrimPrefix(v, variablePrefix))
+				known = append(known, strings.TrimPrefix(v, variablePrefix))
 			}
-			slices.Sort(all)
-			near := nearest(strings.ToUpper(strings.TrimPrefix(variable, variablePrefix)), all)
+			slices.Sort(known)
+			near := all.Nearest(strings.ToUpper(strings.TrimPrefix(variable, variablePrefix)), known)
 			if near != "" {
 				near = variablePrefix + near
 			}
@@ -397,7 +398,7 @@ func (p settingsParser) setting(key, val *yaml.Node, section string, into map[st
 			names = append(names, leasesKey)
 		}
 		hint := "underlease config shows all settings"
-		if near := nearest(key.Value, names); near != "" {
+		if near := all.Nearest(key.Value, names); near != "" {
 			hint = "did you mean " + near
 		}
 		return p.errorf(key, hint, "unknown key %q", key.Value)
@@ -457,7 +458,7 @@ func (s *settings) settle(w *where, flags *pflag.FlagSet) error {
 	}
 	if s.onBusy == busyWait {
 		if set("wait") && s.wait != runner.Forever {
-			return settingsf("leave one of them out", "%v says to wait without an end, and %v says to wait %s", w.origins["on-busy"], w.origins["wait"], short(s.wait))
+			return settingsf("leave one of them out", "%v says to wait without an end, and %v says to wait %s", w.origins["on-busy"], w.origins["wait"], runner.Short(s.wait))
 		}
 		s.wait = runner.Forever
 		if !set("wait") {

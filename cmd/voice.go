@@ -3,6 +3,7 @@ package cmd
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -258,6 +259,12 @@ func jsonAttr(_ []string, a slog.Attr) slog.Attr {
 		}
 	case slog.KindString:
 		a.Value = slog.StringValue(harmless(a.Value.String())) // JSON itself would let DEL and C1 pass
+	case slog.KindAny:
+		if err, ok := a.Value.Any().(error); ok {
+			a.Value = slog.StringValue(harmless(err.Error()))
+		} else if raw, err := json.Marshal(a.Value.Any()); err == nil && !isHarmless(string(raw)) {
+			a.Value = slog.StringValue(harmless(string(raw)))
+		}
 	}
 	return a
 }
@@ -267,7 +274,7 @@ func textAttr(groups []string, a slog.Attr) slog.Attr {
 		return slog.Attr{}
 	}
 	if a.Value.Kind() == slog.KindDuration {
-		a.Value = slog.StringValue(short(a.Value.Duration()))
+		a.Value = slog.StringValue(runner.Short(a.Value.Duration()))
 	}
 	return a
 }

@@ -3,6 +3,7 @@ package cmd
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"io"
 	"log/slog"
 	"os"
@@ -113,9 +114,11 @@ func TestLogLinesHaveOneForm(t *testing.T) {
 	}
 	b.Reset()
 	log = newLogger(&b, formatJSON, slog.LevelInfo)
-	log.Info("lease acquired", "grant", g, "valid_for", 1500*time.Millisecond, "left", runner.Forever, "by", "a\u009bb")
+	log.Info("lease acquired", "grant", g, "valid_for", 1500*time.Millisecond, "left", runner.Forever, "by", "a\u009bb",
+		"err", errors.New("b\x7f\u009bc"), "pids", []int{1, 2}, "names", []string{"\u009b"}, "none", nil)
 	_, got, _ := strings.Cut(b.String(), ",")
-	if want := `"level":"INFO","msg":"lease acquired","grant":{"lease":"blue/n","slot":1,"term":9},"valid_for_ms":1500,"left_ms":null,"by":"a\\u009bb"}` + "\n"; got != want {
+	if want := `"level":"INFO","msg":"lease acquired","grant":{"lease":"blue/n","slot":1,"term":9},"valid_for_ms":1500,"left_ms":null,"by":"a\\u009bb",` +
+		`"err":"b\\x7f\\u009bc","pids":[1,2],"names":"[\"\\u009b\"]","none":null}` + "\n"; got != want {
 		t.Errorf("got\n%s want\n%s", got, want)
 	}
 }
@@ -184,14 +187,5 @@ func TestTheWaitingLineSaysForWhomHowLongAndWhatIsLeft(t *testing.T) {
 	}
 	if got := fit(strings.Repeat("é", 100), 80); len([]rune(got)) != 79 {
 		t.Errorf("got %d runes, want 79: a full line would wrap", len([]rune(got)))
-	}
-}
-
-func TestTheNearestNameIsFoundAndNoOther(t *testing.T) {
-	names := []string{"ttl", "wait", "backend", "backend-file", "busy-exit", "grace"}
-	for in, want := range map[string]string{"tll": "ttl", "wiat": "wait", "backned": "backend", "busyexit": "busy-exit", "metrics": "", "x": "", strings.Repeat("t", 1000): ""} {
-		if got := nearest(in, names); got != want {
-			t.Errorf("%.20s: got %q, want %q", in, got, want)
-		}
 	}
 }

@@ -92,24 +92,13 @@ func left(d time.Duration) string {
 	if d <= 0 {
 		return "0s"
 	}
-	return short((d + time.Second - 1).Truncate(time.Second))
-}
-
-// short writes a duration without its empty parts, to the millisecond where it is longer than that.
-func short(d time.Duration) string {
-	switch {
-	case d == runner.Forever:
-		return "forever"
-	case d >= time.Millisecond || d <= -time.Millisecond:
-		d = d.Round(time.Millisecond)
-	}
-	return exact(d)
+	return runner.Short((d + time.Second - 1).Truncate(time.Second))
 }
 
 // waitingWords is the line that is rewritten while a run waits.
 func waitingWords(w runner.Waiting, now time.Time) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%swaiting for %s %s", prefix, strconv.Quote(w.Lease), short(w.Waited.Truncate(time.Second)))
+	fmt.Fprintf(&b, "%swaiting for %s %s", prefix, strconv.Quote(w.Lease), runner.Short(w.Waited.Truncate(time.Second)))
 	if w.Left != runner.Forever {
 		b.WriteString(", " + left(w.Left) + " left")
 	}
@@ -123,42 +112,4 @@ func waitingWords(w runner.Waiting, now time.Time) string {
 		b.WriteString(": the store does not answer")
 	}
 	return harmless(b.String())
-}
-
-// nearest returns the one of names that s was most likely meant to be, or nothing where none is close.
-func nearest(s string, names []string) string {
-	if len(s) > 100 {
-		return ""
-	}
-	best, found := min(3, max(1, len(s)/2))+1, ""
-	for _, n := range names {
-		if d := distance(s, n); d < best {
-			best, found = d, n
-		}
-	}
-	return found
-}
-
-// distance counts the bytes to insert, delete, replace or swap with a neighbour until a is b.
-func distance(a, b string) int {
-	before, last := make([]int, len(b)+1), make([]int, len(b)+1)
-	for j := range last {
-		last[j] = j
-	}
-	for i := range len(a) {
-		row := make([]int, len(b)+1)
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := 1
-			if a[i] == b[j] {
-				cost = 0
-			}
-			row[j+1] = min(last[j]+cost, last[j+1]+1, row[j]+1)
-			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
-				row[j+1] = min(row[j+1], before[j-1]+1)
-			}
-		}
-		before, last = last, row
-	}
-	return last[len(b)]
 }

@@ -5,21 +5,26 @@ import (
 	"time"
 )
 
-// Short writes a duration for people: without its empty parts ("1h" where Go writes "1h0m0s"), to the millisecond where
-// it is longer than that, and [Forever] as a word.
+// Short writes a duration for people: without its empty parts, rounded to the millisecond where it is longer than that,
+// and [Forever] as a word.
 func Short(d time.Duration) string {
-	if d == Forever {
+	switch {
+	case d == Forever:
 		return "forever"
-	}
-	if d >= time.Millisecond || d <= -time.Millisecond {
+	case d >= time.Millisecond || d <= -time.Millisecond:
 		d = d.Round(time.Millisecond)
 	}
+	return Exact(d)
+}
+
+// Exact writes a duration without its empty parts, so that [time.ParseDuration] reads the same one back.
+func Exact(d time.Duration) string {
 	s := d.String()
-	if rest, ok := strings.CutSuffix(s, "m0s"); ok {
-		s = rest + "m"
+	if strings.HasSuffix(s, "m0s") {
+		s = s[:len(s)-2]
 	}
-	if rest, ok := strings.CutSuffix(s, "h0m"); ok {
-		s = rest + "h"
+	if strings.HasSuffix(s, "h0m") {
+		s = s[:len(s)-2]
 	}
 	return s
 }
