@@ -19,12 +19,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
-	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -79,6 +80,7 @@ func settingsf(hint, format string, args ...any) error {
 type program struct {
 	deps
 	voice *voice
+	out   *output
 	code  int
 
 	// Of run and config.
@@ -87,8 +89,8 @@ type program struct {
 	lease string
 
 	// Of run.
-	guardian chan launched // launched early and not yet taken
-	tree     runner.Tree   // the one that was taken last
+	guardian chan launched  // launched early and not yet taken
+	trees    []*watchedTree // those that were taken
 	log      *slog.Logger
 	report   *reportFile
 	store    *backends.Store
@@ -99,10 +101,44 @@ type launched struct {
 	err  error
 }
 
+// watchedTree is a tree that knows whether a command was started in it.
+type watchedTree struct {
+	runner.Tree
+	started atomic.Bool // it was, or may have been
+}
+
+func (t *watchedTree) Start(c signals.Command, d signals.Deadlines) (pid int, err error) {
+	t.started.Store(true) // nobody knows better after a panic in the midst of it
+	pid, err = t.Tree.Start(c, d)
+	// Only the guardian's own refusal says that there is no command.
+	_, refused := errors.AsType[*signals.StartError](err)
+	t.started.Store(!refused)
+	return pid, err
+}
+
+// output is standard output as this program itself uses it. It keeps the first error: what was printed for a machine is
+// worth nothing when a part of it is missing.
+type output struct {
+	f   *os.File
+	err error
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	n, err := o.f.Write(b)
+	if o.err == nil && err != nil {
+		o.err = err
+		if p, ok := errors.AsType[*fs.PathError](err); ok {
+			o.err = p.Err
+		}
+	}
+	return n, err
+}
+
 // execute runs the command line and returns the exit code.
 func execute(d deps) (code int) {
-	p := &program{deps: d, voice: newVoice(d.stderr)}
+	p := &program{deps: d, voice: newVoice(d.stderr), out: &output{f: d.stdout}}
 	defer p.voice.close()
+	defer p.dismissGuardians() // after a bug its tree is killed first
 	defer func() {
 		if x := recover(); x != nil {
 			code = p.bug(x)
@@ -110,10 +146,13 @@ func execute(d deps) (code int) {
 	}()
 	if signals.Wanted(d.args) {
 		p.launchGuardian()
-		defer p.dismissGuardian()
 	}
 	root := p.root()
 	cmd, err := root.ExecuteC()
+	if p.out.err != nil {
+		p.voice.say("cannot write to standard output: "+p.out.err.Error(), "")
+		return runner.ExitSystem
+	}
 	if err == nil {
 		return p.code
 	}
@@ -147,21 +186,43 @@ func (p *program) takeGuardian() (runner.Tree, error) {
 	} else {
 		l.tree, l.err = p.launch()
 	}
-	if l.err == nil {
-		p.tree = l.tree
+	if l.err != nil {
+		return nil, l.err
 	}
-	return l.tree, l.err
+	t := &watchedTree{Tree: l.tree}
+	p.trees = append(p.trees, t)
+	return t, nil
 }
 
-// dismissGuardian ends a guardian that no run has taken.
-func (p *program) dismissGuardian() {
-	if p.guardian == nil {
-		return
+// dismissGuardians ends the guardians that have no command, whether a run has taken them or not, and waits for their end: one
+// that outlives us would be a process that this run has left behind, and around us may be another underlease. The second
+// call does nothing.
+func (p *program) dismissGuardians() {
+	var idle []runner.Tree
+	if p.guardian != nil {
+		if l := <-p.guardian; l.err == nil {
+			idle = append(idle, l.tree)
+		}
+		p.guardian = nil
 	}
-	if l := <-p.guardian; l.err == nil {
-		l.tree.Close()
-		waitGone(l.tree, guardianEnd)
+	p.trees = slices.DeleteFunc(p.trees, func(t *watchedTree) bool {
+		if t.started.Load() {
+			return false
+		}
+		idle = append(idle, t.Tree)
+		return true
+	})
+	for _, t := range idle {
+		t.Close()
 	}
+	for _, t := range idle {
+		waitGone(t, guardianEnd)
+	}
+}
+
+// started reports whether there was a command, as far as anybody knows.
+func (p *program) started() bool {
+	return slices.ContainsFunc(p.trees, func(t *watchedTree) bool { return t.started.Load() })
 }
 
 // waitGone waits until a tree has told its end, for no longer than within.
@@ -181,7 +242,7 @@ func waitGone(tree runner.Tree, within time.Duration) {
 }
 
 const (
-	// A guardian that outlives us would be a process that this run has left behind: around us may be another underlease.
+	// How long the end of a guardian without a command is waited for.
 	guardianEnd = time.Second
 	// The guardian goes on killing when we are gone.
 	bugKill = 5 * time.Second
@@ -189,38 +250,42 @@ const (
 
 // bug reports a recovered panic. The tree is killed first: whoever lost track of it must not let it outlive the lease.
 func (p *program) bug(x any) int {
-	if p.tree != nil {
-		p.tree.Kill()
-		waitGone(p.tree, bugKill)
+	for _, t := range p.trees {
+		t.Kill()
+		waitGone(t, bugKill)
+	}
+	stack := debug.Stack()
+	if b, ok := x.(*runner.Bug); ok { // it arose beside the decision, on a stack of its own
+		stack = b.Stack
 	}
 	if p.s.logLevel == "debug" {
-		_, _ = p.voice.Write(debug.Stack())
+		_, _ = p.voice.Write(stack)
 	}
 	return p.finish(runner.Result{
 		Outcome:  runner.OutcomeBug,
-		Reason:   fmt.Sprintf("a bug of underlease: %v (at %s)", x, panicked()),
+		Reason:   fmt.Sprintf("a bug of underlease: %v (at %s)", x, panicked(string(stack))),
 		Hint:     "please report it: https://github.com/underlease/underlease/issues",
 		ExitCode: runner.ExitBug,
-		Started:  p.tree != nil,
+		Started:  p.started(),
 	})
 }
 
-// panicked returns the line that panicked. It is called by the deferred function's callee.
-func panicked() string {
-	pcs := make([]uintptr, 32)
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(1, pcs)])
-	seen := false
-	for {
-		f, more := frames.Next()
-		if seen && !strings.HasPrefix(f.Function, "runtime.") {
-			file := f.File[strings.LastIndexByte(f.File, '/')+1:]
-			return fmt.Sprintf("%s:%d", file, f.Line)
-		}
-		seen = seen || f.Function == "runtime.gopanic"
-		if !more {
-			return "an unknown place"
+// panicked returns the line that panicked, from a stack as [debug.Stack] writes it: after the line of panic itself, two lines
+// a call, function and place.
+func panicked(stack string) string {
+	seen, inside := false, false
+	for line := range strings.Lines(stack) {
+		place, ok := strings.CutPrefix(line, "\t")
+		switch {
+		case !ok:
+			inside = seen && !strings.HasPrefix(line, "runtime.") && !strings.HasPrefix(line, "panic(")
+			seen = seen || strings.HasPrefix(line, "panic(")
+		case inside:
+			place, _, _ = strings.Cut(strings.TrimSpace(place), " ")
+			return place[strings.LastIndexByte(place, '/')+1:]
 		}
 	}
+	return "an unknown place"
 }
 
 func (p *program) root() *cobra.Command {
@@ -238,15 +303,11 @@ func (p *program) root() *cobra.Command {
 				p.code = runner.ExitUsage
 				return nil
 			}
-			hint := "underlease --help lists the commands"
-			if near := all.Nearest(args[0], commandNames(c)); near != "" {
-				hint = "did you mean underlease " + near
-			}
-			return usagef(hint, "unknown command %q", args[0])
+			return unknownCommand(c, args[0])
 		},
 	}
 	root.SetArgs(p.args)
-	root.SetOut(p.stdout)
+	root.SetOut(p.out)
 	root.SetErr(p.voice)
 	root.SetVersionTemplate("underlease {{.Version}}\n")
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return p.flagError(c, err) })
@@ -258,11 +319,20 @@ func (p *program) root() *cobra.Command {
 		if c == root {
 			text = rootHelp
 		}
-		_, _ = io.WriteString(p.stdout, text)
+		_, _ = io.WriteString(p.out, text) // the error is kept
 	})
-	root.CompletionOptions.DisableDefaultCmd = len(p.args) > 0 && p.args[0] == "run"
-	root.AddCommand(p.runCommand(), p.configCommand(), p.versionCommand())
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.AddCommand(p.runCommand(), p.configCommand(), p.versionCommand(), p.completionCommand())
+	root.SetHelpCommand(p.helpCommand(root))
 	return root
+}
+
+func unknownCommand(root *cobra.Command, name string) error {
+	hint := "underlease --help lists the commands"
+	if near := all.Nearest(name, commandNames(root)); near != "" {
+		hint = "did you mean underlease " + near
+	}
+	return usagef(hint, "unknown command %q", name)
 }
 
 func commandNames(c *cobra.Command) []string {
@@ -276,9 +346,68 @@ func commandNames(c *cobra.Command) []string {
 }
 
 // withHelp makes text the whole help of c.
-func withHelp(c *cobra.Command, out io.Writer, text string) *cobra.Command {
-	c.SetHelpFunc(func(*cobra.Command, []string) { _, _ = io.WriteString(out, text) })
+func (p *program) withHelp(c *cobra.Command, text string) *cobra.Command {
+	c.SetHelpFunc(func(*cobra.Command, []string) { _, _ = io.WriteString(p.out, text) }) // the error is kept
 	return c
+}
+
+// helpCommand is cobra's own, except that a word which is no command is refused.
+func (p *program) helpCommand(root *cobra.Command) *cobra.Command {
+	c := &cobra.Command{
+		Use:               "help [COMMAND]",
+		Hidden:            true,
+		Args:              cobra.ArbitraryArgs,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(_ *cobra.Command, args []string) error {
+			switch {
+			case len(args) == 0:
+				return root.Help()
+			case len(args) > 1:
+				return usagef("underlease help [COMMAND]", "%q stands after the name of the command", args[1])
+			}
+			for _, sub := range root.Commands() {
+				if sub.Name() == args[0] {
+					return sub.Help()
+				}
+			}
+			return unknownCommand(root, args[0])
+		},
+	}
+	return p.withHelp(c, rootHelp)
+}
+
+func (p *program) completionCommand() *cobra.Command {
+	shells := []string{"bash", "zsh", "fish"}
+	const form = "write it as: underlease completion bash, zsh or fish"
+	c := &cobra.Command{
+		Use:               "completion SHELL",
+		Short:             "Print a completion script",
+		Args:              cobra.ArbitraryArgs,
+		ValidArgsFunction: cobra.FixedCompletions(shells, cobra.ShellCompDirectiveNoFileComp),
+		RunE: func(c *cobra.Command, args []string) error {
+			switch len(args) {
+			case 0:
+				return usagef(form, "the name of a shell is missing")
+			case 1:
+			default:
+				return usagef(form, "%q stands after the name of the shell", args[1])
+			}
+			switch args[0] {
+			case "bash":
+				return c.Root().GenBashCompletionV2(p.out, true)
+			case "zsh":
+				return c.Root().GenZshCompletion(p.out)
+			case "fish":
+				return c.Root().GenFishCompletion(p.out, true)
+			}
+			hint := form
+			if near := all.Nearest(args[0], shells); near != "" {
+				hint = "did you mean underlease completion " + near
+			}
+			return usagef(hint, "there is no completion for %q", args[0])
+		},
+	}
+	return p.withHelp(c, completionHelp)
 }
 
 // flagError says what is wrong with a flag in the words of its parser.

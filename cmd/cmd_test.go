@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -27,6 +28,8 @@ type world struct {
 	result   runner.Result // what the fake runner returns
 	during   func(runner.Spec, runner.Platform)
 	openErr  error
+	startErr error    // of every tree
+	full     *os.File // standard output, if not nil
 	specs    []runner.Spec
 	opened   []string
 	diedBy   syscall.Signal
@@ -93,7 +96,10 @@ type fakeTree struct {
 }
 
 func (f *fakeTree) Close() { f.w.closed.Add(1) }
-func (f *fakeTree) Kill()  { f.w.killed.Add(1) }
+func (f *fakeTree) Start(signals.Command, signals.Deadlines) (int, error) {
+	return 4711, f.w.startErr
+}
+func (f *fakeTree) Kill() { f.w.killed.Add(1) }
 func (f *fakeTree) Events() <-chan signals.Event {
 	c := make(chan signals.Event)
 	close(c)
@@ -114,6 +120,10 @@ func (w *world) do(args ...string) (code int, stdout, stderr string) {
 	}
 	d := w.deps
 	d.args, d.stdout, d.stderr = args, open("stdout"), open("stderr")
+	if w.full != nil {
+		d.stdout = w.full
+		return execute(d), "", read(w.t, d.stderr.Name())
+	}
 	code = execute(d)
 	return code, read(w.t, d.stdout.Name()), read(w.t, d.stderr.Name())
 }
@@ -396,6 +406,14 @@ func TestAWrongCommandLineIsRefusedWithTheRightForm(t *testing.T) {
 		{[]string{"--nope"}, "unknown flag --nope", ""},
 		{[]string{"config", "a", "b"}, `"b" stands after the name of the lease "a"`, "underlease config [flags] [NAME]"},
 		{[]string{"config", "a,b"}, `the name "a,b" has a comma, which separates the terms of several leases`, ""},
+		{[]string{"completion"}, "the name of a shell is missing", "write it as: underlease completion bash, zsh or fish"},
+		{[]string{"completion", "nosuch"}, `there is no completion for "nosuch"`, "write it as: underlease completion bash, zsh or fish"},
+		{[]string{"completion", "powershell"}, `there is no completion for "powershell"`, "write it as: underlease completion bash, zsh or fish"},
+		{[]string{"completion", "zhs"}, `there is no completion for "zhs"`, "did you mean underlease completion zsh"},
+		{[]string{"completion", "bash", "x"}, `"x" stands after the name of the shell`, "write it as: underlease completion bash, zsh or fish"},
+		{[]string{"help", "rnu"}, `unknown command "rnu"`, "did you mean underlease run"},
+		{[]string{"help", "nosuch"}, `unknown command "nosuch"`, "underlease --help lists the commands"},
+		{[]string{"help", "run", "x"}, `"x" stands after the name of the command`, "underlease help [COMMAND]"},
 		{[]string{"version", "x"}, `"x" stands after version`, "underlease version [--json]"},
 	} {
 		w := newWorld(t)
@@ -599,23 +617,89 @@ func TestTheStoresRefusalHasItsOwnCode(t *testing.T) {
 }
 
 func TestABugKillsTheTreeAndIs70(t *testing.T) {
-	w := newWorld(t)
-	w.during = func(_ runner.Spec, p runner.Platform) {
-		if _, err := p.Launch(); err != nil {
-			t.Error(err)
+	for _, c := range []struct {
+		name    string
+		during  func(runner.Tree) // what was done with the tree before
+		startEr error
+		started bool
+	}{
+		{"before the start", func(runner.Tree) {}, nil, false},
+		{"after a start that was refused", start, &signals.StartError{Path: "true", Errno: syscall.ENOEXEC}, false},
+		{"after a start without an answer", start, errors.New("no answer"), true},
+		{"after the start", start, nil, true},
+	} {
+		w := newWorld(t)
+		w.startErr = c.startEr
+		w.during = func(_ runner.Spec, p runner.Platform) {
+			tree, err := p.Launch()
+			if err != nil {
+				t.Error(err)
+			}
+			c.during(tree)
+			panic("lost the thread")
 		}
-		panic("lost the thread")
+		path := filepath.Join(t.TempDir(), "report")
+		code, _, errs := w.do("run", "--report", path, "n", "--", "true")
+		if code != runner.ExitBug || !strings.HasPrefix(errs, "underlease: a bug of underlease: lost the thread (at cmd_test.go:") {
+			t.Errorf("%s: got %d and %q, want 70 and the place", c.name, code, errs)
+		}
+		if w.killed.Load() != 1 {
+			t.Errorf("%s: got %d kills of the tree, want 1", c.name, w.killed.Load())
+		}
+		if got, want := read(t, path), fmt.Sprintf(`"started":%t`, c.started); !strings.Contains(got, `"outcome":"bug"`) || !strings.Contains(got, want) {
+			t.Errorf("%s: got report %s, want outcome bug and %s", c.name, got, want)
+		}
 	}
-	report := filepath.Join(t.TempDir(), "report")
-	code, _, errs := w.do("run", "--report", report, "n", "--", "true")
-	if code != runner.ExitBug || !strings.HasPrefix(errs, "underlease: a bug of underlease: lost the thread (at cmd_test.go:") {
-		t.Errorf("got %d and %q, want 70 and the place", code, errs)
+}
+
+func start(t runner.Tree) { _, _ = t.Start(signals.Command{}, signals.Deadlines{}) }
+
+// A fault beside the decision is passed on with its own stack: the place is that of the fault.
+func TestABugThatWasPassedOnIsReportedWhereItArose(t *testing.T) {
+	w := newWorld(t)
+	w.during = func(runner.Spec, runner.Platform) {
+		bugs := make(chan *runner.Bug)
+		go func() {
+			defer func() { bugs <- &runner.Bug{Value: recover(), Stack: debug.Stack()} }()
+			faulty()
+		}()
+		panic(<-bugs)
 	}
-	if w.killed.Load() != 1 {
-		t.Errorf("got %d kills of the tree, want 1", w.killed.Load())
+	code, _, errs := w.do("run", "--log-level=debug", "n", "--", "true")
+	if want := "underlease: a bug of underlease: assignment to entry in nil map (at faulty_test.go:7)\n"; code != 70 || !strings.Contains(errs, want) {
+		t.Errorf("got %d and %q, want 70 and %q", code, errs, want)
 	}
-	if got := read(t, report); !strings.Contains(got, `"outcome":"bug"`) {
-		t.Errorf("got report %s, want outcome bug", got)
+	if !strings.Contains(errs, "cmd.faulty(") {
+		t.Errorf("got %q, want the stack of the fault", errs)
+	}
+}
+
+// Around us may be another underlease, to which a guardian that outlives us is a process left behind.
+func TestNoGuardianOutlivesARunWithoutACommand(t *testing.T) {
+	w := newWorld(t)
+	w.result = runner.Result{Outcome: runner.OutcomeInterrupted, Signal: syscall.SIGTERM, ExitCode: 143}
+	left := int32(-1)
+	w.dieBy = func(syscall.Signal) { left = w.launched.Load() - w.closed.Load() }
+	if code, _, _ := w.do("run", "n", "--", "true"); code != 143 || left != 0 {
+		t.Errorf("interrupted in its wait: got %d and %d guardians at the end, want 143 and none", code, left)
+	}
+
+	w = newWorld(t)
+	w.startErr = &signals.StartError{TooLate: true}
+	w.result = runner.Result{Outcome: runner.OutcomeInterrupted, Signal: syscall.SIGTERM, ExitCode: 143}
+	w.during = func(_ runner.Spec, p runner.Platform) {
+		for range 2 {
+			tree, err := p.Launch()
+			if err != nil {
+				t.Error(err)
+			}
+			start(tree)
+		}
+	}
+	left = -1
+	w.dieBy = func(syscall.Signal) { left = w.launched.Load() - w.closed.Load() }
+	if code, _, _ := w.do("run", "n", "--", "true"); code != 143 || left != 0 {
+		t.Errorf("interrupted after starts that came too late: got %d and %d guardians at the end, want 143 and none", code, left)
 	}
 }
 
@@ -623,9 +707,11 @@ func TestOnlyTheFirstGuardianIsLaunchedEarly(t *testing.T) {
 	w := newWorld(t)
 	w.during = func(_ runner.Spec, p runner.Platform) {
 		for range 2 {
-			if _, err := p.Launch(); err != nil {
+			tree, err := p.Launch()
+			if err != nil {
 				t.Error(err)
 			}
+			start(tree)
 		}
 	}
 	if code, _, errs := w.do("run", "n", "--", "true"); code != 0 || w.launched.Load() != 2 || w.closed.Load() != 0 {
@@ -702,6 +788,25 @@ func TestCompletionScriptsAreWritten(t *testing.T) {
 	}
 }
 
+func TestWhatCannotBeWrittenToStandardOutputIs71(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	for _, line := range []string{
+		"version", "version --json", "version --help", "--version", "config", "config n --json", "config --help", "run --help", "--help",
+		"help", "help run", "completion bash", "completion zsh", "completion fish", "completion --help",
+	} {
+		w := newWorld(t)
+		w.full = full
+		code, _, errs := w.do(strings.Fields(line)...)
+		if want := "underlease: cannot write to standard output: no space left on device\n"; code != runner.ExitSystem || errs != want {
+			t.Errorf("%s: got %d and %q, want 71 and %q", line, code, errs, want)
+		}
+	}
+}
+
 func TestHelpFitsAScreenAndNamesEveryFlag(t *testing.T) {
 	w := newWorld(t)
 	code, out, errs := w.do("run", "--help")
@@ -729,7 +834,7 @@ func TestHelpFitsAScreenAndNamesEveryFlag(t *testing.T) {
 			t.Errorf("%q: got %d, %q and %q, want 0 and the short help", args, code, out, errs)
 		}
 	}
-	for args, want := range map[string]string{"help run": runHelp, "config --help": configHelp, "version -h": versionHelp} {
+	for args, want := range map[string]string{"help run": runHelp, "config --help": configHelp, "version -h": versionHelp, "completion --help": completionHelp, "help completion": completionHelp, "help help": rootHelp} {
 		if code, out, _ := newWorld(t).do(strings.Fields(args)...); code != 0 || out != want {
 			t.Errorf("%s: got %d and %q, want 0 and %q", args, code, out, want)
 		}

@@ -61,7 +61,7 @@ func (p *program) configCommand() *cobra.Command {
 	c.Flags().AddFlagSet(p.flags) // the same values: only one of the two commands runs
 	c.Flags().BoolVar(&asJSON, "json", false, "")
 	completeWords(c)
-	return withHelp(c, p.stdout, configHelp)
+	return p.withHelp(c, configHelp)
 }
 
 // showConfig prints the settings also where they do not fit together, and then says so.
@@ -100,9 +100,9 @@ func (p *program) showConfig(asJSON bool) error {
 		out.Settings = append(out.Settings, s)
 	})
 	if asJSON {
-		err = writeJSON(p.stdout, out)
+		err = writeJSON(p.out, out)
 	} else {
-		err = writeConfig(p.stdout, out)
+		err = writeConfig(p.out, out)
 	}
 	if err != nil {
 		return err

@@ -55,7 +55,7 @@ Words
   --log-format text|json  of what goes to standard error (text)
 
 Exit codes: the command's own, and 64 usage, 69 store does not answer, 70 bug,
-71 no process to be had, 74 lease lost and command stopped, 75 busy, 76 store
+71 system refused, 74 lease lost and command stopped, 75 busy, 76 store
 broke the contract, 77 permission denied, 78 settings, 124 --max-run,
 126 cannot be run, 127 not found.
 `
@@ -74,4 +74,13 @@ Usage: underlease config [flags] [NAME]
 const versionHelp = `Prints version, commit, Go version and platform.
 
 Usage: underlease version [--json]
+`
+
+const completionHelp = `Prints a script that completes flags and their values.
+
+Usage: underlease completion bash|zsh|fish
+
+  bash: underlease completion bash > /etc/bash_completion.d/underlease
+  zsh:  underlease completion zsh > a directory of $fpath, as _underlease
+  fish: underlease completion fish > ~/.config/fish/completions/underlease.fish
 `

@@ -36,7 +36,7 @@ func (p *program) runCommand() *cobra.Command {
 	c.Flags().SortFlags = false
 	c.Flags().AddFlagSet(p.flags)
 	completeWords(c)
-	return withHelp(c, p.stdout, runHelp)
+	return p.withHelp(c, runHelp)
 }
 
 // words takes the command line apart. Dash is how many words stand before "--", or negative where there is none.
@@ -263,6 +263,7 @@ func (p *program) finish(r runner.Result) int {
 			p.notice("cannot write the report: "+err.Error(), "")
 		}
 	}
+	p.dismissGuardians()
 	if r.Signal != 0 {
 		p.voice.close()
 		p.dieBy(r.Signal) // returns where the kernel does not let it: as the first process of a container

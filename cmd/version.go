@@ -57,7 +57,7 @@ func (p *program) versionCommand() *cobra.Command {
 			}
 			b := buildVersion()
 			if asJSON {
-				return writeJSON(p.stdout, b)
+				return writeJSON(p.out, b)
 			}
 			line := "underlease " + b.Version
 			if b.Commit != "" {
@@ -67,10 +67,10 @@ func (p *program) versionCommand() *cobra.Command {
 				}
 				line += ")"
 			}
-			_, err := fmt.Fprintf(p.stdout, "%s\n%s %s\n", line, b.Go, b.Platform)
+			_, err := fmt.Fprintf(p.out, "%s\n%s %s\n", line, b.Go, b.Platform)
 			return err
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "")
-	return withHelp(c, p.stdout, versionHelp)
+	return p.withHelp(c, versionHelp)
 }
