@@ -248,6 +248,9 @@ func bugOf(recovered any) *Bug {
 	}
 }
 
+// answerAfter is how long a call may take to answer once its context has ended.
+const answerAfter = 20 * time.Millisecond
+
 // call runs f for at most limit, and leaves it behind where it does not heed its context. A panic in f is one here.
 func call[T any](ctx context.Context, address string, limit time.Duration, f func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
@@ -278,11 +281,13 @@ func call[T any](ctx context.Context, address string, limit time.Duration, f fun
 		return take(a)
 	case <-ctx.Done():
 	}
-	// An answer that came together with the end of the limit counts.
+	// A call that heeds its context answers now, and knows better than we do what it waited for.
+	patience := time.NewTimer(answerAfter)
+	defer patience.Stop()
 	select {
 	case a := <-answers:
 		return take(a)
-	default:
+	case <-patience.C:
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return none, &noAnswer{address, limit}
