@@ -49,7 +49,10 @@ func newWorld(t *testing.T) *world {
 			"file": {Endless: true},
 			"mem":  {},
 		},
-		launch: func() (runner.Tree, error) { w.launched.Add(1); return &fakeTree{w: w}, nil },
+		launch: func() (runner.Tree, error) {
+			w.launched.Add(1)
+			return &fakeTree{w: w, events: make(chan signals.Event, 2)}, nil
+		},
 		listen: func() <-chan syscall.Signal { return nil },
 		alarm:  func() (runner.Alarm, error) { return fakeAlarm{}, nil },
 		now:    func() signals.Instant { return 0 },
@@ -88,19 +91,32 @@ func (fakeBackend) Close() error { return nil }
 
 type fakeAlarm struct{ runner.Alarm }
 
-func (fakeAlarm) Close() {}
+func (fakeAlarm) Close()              {}
+func (fakeAlarm) Set(signals.Instant) {}
+func (fakeAlarm) C() <-chan struct{}  { return nil }
 
+// fakeTree runs a command that ends at once with 7.
 type fakeTree struct {
 	runner.Tree
-	w *world
+	w      *world
+	events chan signals.Event
 }
 
-func (f *fakeTree) Close() { f.w.closed.Add(1) }
+func (f *fakeTree) Close()                    { f.w.closed.Add(1) }
+func (f *fakeTree) Kill()                     { f.w.killed.Add(1) }
+func (f *fakeTree) Publish(signals.Deadlines) {}
+func (f *fakeTree) Descendants() int          { return 0 }
 func (f *fakeTree) Start(signals.Command, signals.Deadlines) (int, error) {
+	f.events <- signals.Event{Kind: signals.Exited, Status: signals.Status{Code: 7}}
+	f.events <- signals.Event{Kind: signals.Gone}
+	close(f.events)
 	return 4711, f.w.startErr
 }
-func (f *fakeTree) Kill() { f.w.killed.Add(1) }
+
 func (f *fakeTree) Events() <-chan signals.Event {
+	if len(f.events) > 0 {
+		return f.events
+	}
 	c := make(chan signals.Event)
 	close(c)
 	return c
@@ -601,8 +617,6 @@ func TestTheStoresRefusalHasItsOwnCode(t *testing.T) {
 		{backends.Configf("name a directory", "no HOME"), 78, "underlease: no HOME\nunderlease: hint: name a directory\n"},
 		{backends.Denied(nil, "/var/lib is not ours"), 77, "underlease: /var/lib is not ours\n"},
 		{backends.Broken(nil, "a foreign record"), 76, "underlease: a foreign record\n"},
-		{backends.Unavailable(nil, "no answer"), 69, "underlease: no answer\n"},
-		{errors.New("whatever"), 69, "underlease: whatever\n"},
 	} {
 		w := newWorld(t)
 		w.openErr = c.err
@@ -612,6 +626,39 @@ func TestTheStoresRefusalHasItsOwnCode(t *testing.T) {
 		}
 		if l, cl := w.launched.Load(), w.closed.Load(); l != 1 || cl != 1 {
 			t.Errorf("got %d guardians and %d sent away, want 1 and 1", l, cl)
+		}
+	}
+}
+
+// A store that cannot be opened for now is one that does not answer.
+func TestAStoreThatCannotBeOpenedForNowIsUnavailable(t *testing.T) {
+	for _, c := range []struct {
+		args    []string
+		code    int
+		errs    string
+		started bool
+	}{
+		{nil, 69, "underlease: too many open files\nunderlease: hint: ulimit\n", false},
+		{[]string{"--wait=forever"}, 69, "underlease: too many open files\nunderlease: hint: ulimit\n", false},
+		{[]string{"--if-unavailable=skip"}, 75, "underlease: too many open files\nunderlease: hint: ulimit\n", false},
+		{[]string{"--if-unavailable=skip", "--busy-exit=5"}, 5, "underlease: too many open files\nunderlease: hint: ulimit\n", false},
+		{[]string{"--if-unavailable=run"}, 7, "underlease: running \"n\" without a lease: too many open files\n", true},
+	} {
+		for _, err := range []error{backends.Unavailable(nil, "too many open files"), errors.New("too many open files")} {
+			w := newWorld(t)
+			w.run = runner.Run
+			w.openErr = backends.WithHint(err, "ulimit")
+			path := filepath.Join(t.TempDir(), "report")
+			code, _, errs := w.do(append(append([]string{"run", "--backend=mem://u:hunter2@h", "--report=" + path}, c.args...), "n", "--", "true")...)
+			if code != c.code || errs != c.errs {
+				t.Errorf("%q: got %d and %q, want %d and %q", c.args, code, errs, c.code, c.errs)
+			}
+			got := read(t, path)
+			for _, part := range []string{fmt.Sprintf(`"started":%t`, c.started), `"term":null`, `"store":"mem://u:xxxxx@h"`} {
+				if !strings.Contains(got, part) {
+					t.Errorf("%q: got report %s, want %s", c.args, got, part)
+				}
+			}
 		}
 	}
 }

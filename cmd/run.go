@@ -170,7 +170,11 @@ func (p *program) runLease(command []string) error {
 	}
 	ctx := context.Background()
 	if p.store, err = p.open(ctx, p.s.backend); err != nil {
-		return openFailure(err)
+		if f := openFailure(err); f != nil {
+			return f
+		}
+		p.store = &backends.Store{Backend: unopened{err: err}, Address: mask(p.s.backend), Scheme: schemeOf(p.s.backend, p.schemes)}
+		spec.Wait = 0 // what is wrong with this host is not mended by waiting
 	}
 	defer func() { _ = p.store.Close() }() // nothing of the run depends on it any more
 
@@ -197,8 +201,10 @@ func (p *program) runLease(command []string) error {
 	return nil
 }
 
+// openFailure is what it means that a store could not be opened, or nil where it is unavailable: out of descriptors, or with a
+// disk that fails. Then --if-unavailable decides, for the runner, which is handed an [unopened] store.
 func openFailure(err error) error {
-	f := &failure{runner.ExitUnavailable, runner.OutcomeUnavailable, err.Error(), backends.Hint(err)}
+	f := &failure{text: err.Error(), hint: backends.Hint(err)}
 	var c *backends.ConfigError
 	switch {
 	case errors.As(err, &c):
@@ -207,9 +213,29 @@ func openFailure(err error) error {
 		f.code, f.outcome = runner.ExitDenied, runner.OutcomeDenied
 	case errors.Is(err, backends.ErrBroken):
 		f.code, f.outcome = runner.ExitBroken, runner.OutcomeBroken
+	default:
+		return nil
 	}
 	return f
 }
+
+// unopened is a store that could not be opened: whatever a run without a lease asks of it fails for that reason.
+type unopened struct {
+	backends.Backend // nil: there is no grant, so that nothing else is called
+	err              error
+}
+
+func (u unopened) Acquire(context.Context, backends.Request) (backends.Grant, error) {
+	return backends.Grant{}, u.err
+}
+
+func (u unopened) Release(context.Context, backends.Grant, backends.End) error { return u.err }
+
+func (u unopened) Inspect(context.Context, string, string) (backends.State, error) {
+	return backends.State{}, u.err
+}
+
+func (u unopened) Close() error { return nil }
 
 // refuse ends a run that never came to the runner.
 func (p *program) refuse(f *failure) int {
