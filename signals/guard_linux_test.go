@@ -136,7 +136,8 @@ func TestTheCommandsTimeIsAccountedToTheWrapper(t *testing.T) {
 
 func TestTheGuardianIsSparedWhenMemoryRunsOutAndTheCommandIsNot(t *testing.T) {
 	if err := exec.Command("sh", "-c", "echo -1000 > /proc/self/oom_score_adj").Run(); err != nil {
-		t.Skip("needs the right to lower oom_score_adj (CAP_SYS_RESOURCE)")
+		// The one need that `all` does not name: CI runs in containers, whose root may not have this right (CAP_SYS_RESOURCE).
+		t.Skipf("SKIPPED, not proved here: oom_score_adj cannot be lowered: %v", err)
 	}
 	r := launch(t, endless("sh", "-c", `cat /proc/self/oom_score_adj > "$D/adj"; sleep 60`))
 	eventually(t, "command", func() bool { return r.read("adj") != "" })

@@ -197,6 +197,7 @@ func event(r guard.Report) Event {
 	for _, pid := range r.Pids[:r.Named] {
 		ev.Pids = append(ev.Pids, int(pid))
 	}
+	ev.States = string(r.States[:r.Named])
 	if r.Errno != 0 {
 		ev.Err = r.Errno
 	}

@@ -612,6 +612,28 @@ func guardians() (all []int) {
 	return all
 }
 
+// require skips a test that lacks what it needs; where UNDERLEASE_TEST_REQUIRE names the need (or all), it fails.
+func require(t *testing.T, need string, missing error) {
+	t.Helper()
+	if missing == nil {
+		return
+	}
+	for name := range strings.SplitSeq(os.Getenv("UNDERLEASE_TEST_REQUIRE"), ",") {
+		if name == need || name == "all" {
+			t.Fatalf("%s is required, and missing: %v", need, missing)
+		}
+	}
+	t.Skipf("SKIPPED, not proved here: %s is missing: %v", need, missing)
+}
+
+// needRoot skips a test that has to become another user, or to make namespaces.
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		require(t, "root", syscall.EPERM)
+	}
+}
+
 // brief says that the long variants are left out: with -short, and under the race detector, in which a process takes fifty times as long
 // to start.
 func brief() bool { return testing.Short() || raceDetector }

@@ -173,7 +173,7 @@ func terminal(t *testing.T, r *run) *os.File {
 	t.Helper()
 	m, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
-		t.Skipf("no pseudo terminals: %v", err)
+		require(t, "terminal", err)
 	}
 	t.Cleanup(func() { m.Close() })
 	var n, unlock int32

@@ -7,6 +7,7 @@ package signals
 import (
 	"fmt"
 	"math"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -87,10 +88,55 @@ type Event struct {
 	At     Instant
 	Status Status
 	Why    Why
-	Count  int   // how many processes
-	Pids   []int // at most 16 of them
-	Killed bool  // whether the leftovers were killed
-	Err    error // why they are still alive: EPERM, say
+	Count  int    // how many processes
+	Pids   []int  // at most 16 of them
+	States string // the state letter of each of Pids, as in proc_pid_stat(5): D for one that the kernel cannot interrupt
+	Killed bool   // whether the leftovers were killed
+	Err    error  // Stuck: why one of them could not be signalled: EPERM, say; nil where all were, and have not ended yet
+}
+
+// Known says in words what is known of the processes of a [Stuck] event: how many, which, in what state, and what forbids to end them.
+func (e Event) Known() string {
+	if e.Count == 0 {
+		return "processes that /proc does not show"
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d", e.Count)
+	for i, pid := range e.Pids {
+		sep := ", "
+		if i == 0 {
+			sep = ": "
+		}
+		fmt.Fprintf(&b, "%spid %d", sep, pid)
+		if i < len(e.States) {
+			b.WriteString(" (" + stateName(e.States[i]) + ")")
+		}
+	}
+	if e.Count > len(e.Pids) {
+		b.WriteString(", ...")
+	}
+	if e.Err != nil {
+		fmt.Fprintf(&b, "; SIGKILL: %v", e.Err)
+	}
+	return b.String()
+}
+
+// stateName returns the words for a state that a process which was sent SIGKILL can be seen in.
+//
+// Source: proc_pid_stat(5), state.
+func stateName(letter byte) string {
+	switch letter {
+	case 'D':
+		return "D, waits in the kernel for a device or a file system"
+	case 'Z':
+		return "Z, a thread of it has not ended"
+	case 't':
+		return "t, held by a debugger"
+	case 'T':
+		return "T, stopped"
+	default:
+		return string(rune(letter))
+	}
 }
 
 // StartError says why no command runs. Exactly one of its fields says more.

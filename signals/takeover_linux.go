@@ -33,7 +33,7 @@ func (g *Guardian) takeOver() {
 		}
 		if past := time.Since(begun); past >= nextStuck {
 			nextStuck = past + stuckEvery
-			ev := Event{Kind: Stuck, At: Now(), Count: s.Count, Pids: s.Pids}
+			ev := Event{Kind: Stuck, At: Now(), Count: s.Count, Pids: s.Pids, States: string(s.States)}
 			if s.Denied != 0 {
 				ev.Err = s.Denied
 			}

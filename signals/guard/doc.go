@@ -7,8 +7,11 @@
 //     says that no child is left (ECHILD). As a subreaper the guardian inherits what loses its parent, so setsid and
 //     double forks do not escape it.
 //   - A kill that has begun is not taken back, whatever the wrapper publishes later.
-//   - No process outside of the tree is ever signalled: a process is opened (pidfd), then its ancestry is read, then it
-//     is signalled through the descriptor.
+//   - A process outside of the tree is not signalled: a process is opened (pidfd), then its ancestry is read, then it is
+//     signalled through the descriptor. There is one exception, in a kill alone: where no descriptor is to be had (kernel
+//     before 5.3, no more open files), a process is signalled by its number right after its ancestry was read, and a
+//     stranger would have to get that number in between. The command and its group need no descriptor: as long as the
+//     command is not collected, its number cannot pass to another.
 //   - Without the wrapper the command gets its stop signal at once, and the tree is dead after the grace at the latest.
 //
 // # How
@@ -20,9 +23,11 @@
 // told to, and only then leaves the caller's session, so that the command stays where a shell has put it while ^C, ^Z and
 // signals to the job do not reach the guardian.
 //
-// It is one loop around one ppoll: a timer on CLOCK_BOOTTIME, the control socket, a pipe of signals (SIGCHLD among them), a
-// pidfd of the wrapper and one of the command. It has no Go timer, no netpoller and no second goroutine; while nothing
-// happens it does not wake up. The timer only wakes it up: what to do follows from the clock and the page.
+// It is one loop around one ppoll: a timer on CLOCK_BOOTTIME, the control socket, a pidfd of the wrapper, a pipe of signals
+// and that of the canary. The command's end comes as SIGCHLD. It has no Go timer and no netpoller, and nothing else runs
+// beside the loop but, once the wrapper is gone, a goroutine that tells people so and may block; while nothing happens it
+// does not wake up. The timer only wakes it up: what to do follows from the clock and the page, which every turn looks at,
+// and a turn neither waits for a process nor takes in more than a few.
 //
 // # Limits
 //

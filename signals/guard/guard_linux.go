@@ -13,6 +13,7 @@ const (
 	stuckEvery  = 10_000_000_000 // between two reports
 	sameSignal  = 50_000_000     // two deliveries of one signal within this are one act of its sender
 	holdSignal  = 10_000_000     // for the canary to tell
+	collectMost = 64             // children that one turn takes in, so that the clock is looked at however fast they end
 	exitRefused = 70
 )
 
@@ -35,6 +36,7 @@ type guardian struct {
 	pidFd     int // pidfd of the command, or -1
 	exited    bool
 	childless bool
+	more      bool // a turn took in as many children as it may: there may be others
 	pins      []int
 
 	stopped bool  // the stop signal was sent
@@ -97,7 +99,11 @@ func run() int {
 	if syscall.Getppid() != g.wrapper {
 		return exitRefused
 	}
-	g.walk = Walk{Root: syscall.Getpid(), Beat: func() { g.page.beat.Store(Now()) }}
+	g.walk = Walk{
+		Root:   syscall.Getpid(),
+		Except: func(pid int) bool { return pid == g.canary },
+		Beat:   func() { g.page.beat.Store(Now()) },
+	}
 	for !g.finished {
 		g.step()
 	}
@@ -293,9 +299,14 @@ func (g *guardian) stop() bool {
 	return true
 }
 
-// collect takes in every child that has ended.
+// collect takes in the children that have ended, and leaves some for the next turn where they are many.
 func (g *guardian) collect() {
-	for !g.childless {
+	g.more = false
+	for n := 0; !g.childless; n++ {
+		if n == collectMost {
+			g.more = true
+			break
+		}
 		pid, e := peek()
 		if e == syscall.ECHILD {
 			g.childless = true
@@ -323,8 +334,8 @@ func (g *guardian) commandEnded() {
 	now := Now()
 	g.dismiss()
 	var left Survey
-	if !g.killing && !g.alone() {
-		left = g.walk.Count()
+	if others, known := g.others(g.pid); !g.killing && (others || !known) {
+		left = g.walk.CountUntil(g.killDue)
 	}
 	if g.killing || g.command.Leftovers == LeftoversKill && !g.orphan {
 		if !g.shared {
@@ -349,12 +360,24 @@ func (g *guardian) commandEnded() {
 	}
 }
 
-// alone says that the command is the only child: it left nothing behind. Orphans come to the first thread.
-func (g *guardian) alone() bool {
+// killDue says that the instant of the kill has come.
+func (g *guardian) killDue() bool {
+	at, _ := g.killAt(g.page.Read())
+	return Now() >= at
+}
+
+// others says whether there are children beside the canary and one process, which may be zero. It is not known where the kernel has no list
+// of children, or this is not our own /proc. Orphans come to the first thread.
+func (g *guardian) others(pid int) (some, known bool) {
 	self := g.walk.Root
-	b := g.walk.read(procPath(self, "/task/", self, "/children"))
-	want := string(procPath(g.pid, " "))[len("/proc/"):]
-	return string(b) == want
+	for _, child := range g.walk.childrenOf(self, self) {
+		if child == pid || child == g.canary {
+			known = true
+		} else {
+			some = true
+		}
+	}
+	return some && known, known
 }
 
 // afterExit decides how it goes on without the command.
@@ -364,11 +387,21 @@ func (g *guardian) afterExit() {
 	case g.childless:
 		g.end(now)
 	case g.killing || g.orphan:
+	case g.awaitsCanary(): // it was sent SIGKILL a moment ago, and its end wakes us up
 	case g.command.Leftovers == LeftoversKill:
 		g.kill(WhyLeftover, now)
 	case g.command.Leftovers == LeftoversIgnore:
 		g.end(now)
 	}
+}
+
+// awaitsCanary says that nothing is to be done after the command's end before the canary is collected.
+func (g *guardian) awaitsCanary() bool {
+	if g.canary == 0 {
+		return false
+	}
+	others, _ := g.others(0)
+	return !others || g.command.Leftovers != LeftoversKill
 }
 
 // end reports that nothing is left that we wait for. The locks go first, so that the next holder finds them free.
@@ -449,7 +482,11 @@ func (g *guardian) wait() {
 	if len(g.queue) > 0 {
 		sock.events |= pollOut
 	}
-	poll(fds[:n], -1)
+	limit := int64(-1)
+	if g.more {
+		limit = 0
+	}
+	poll(fds[:n], limit)
 	if timer.revents != 0 {
 		var b [8]byte
 		syscall.Read(g.timer, b[:])

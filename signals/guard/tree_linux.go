@@ -14,6 +14,7 @@ type Walk struct {
 	Except func(pid int) bool // children of Root that are not meant, with everything below them; may be nil
 	Beat   func()             // called for every process; may be nil
 
+	until      func() bool   // asked before every process: true ends the walk; nil for all
 	scanAlways bool          // for tests: as if the kernel had no lists of children
 	scan       map[int][]int // children by parent, where it has none (CONFIG_PROC_CHILDREN)
 	seen       map[int]uint64
@@ -24,12 +25,20 @@ type Walk struct {
 type Survey struct {
 	Count  int           // living processes
 	Pids   []int         // at most MaxPids of them
+	States []byte        // the state letter of each of Pids, as /proc has it
 	Denied syscall.Errno // why one of them could not be signalled, or zero
 	Blind  bool          // there is no usable /proc: nothing is known
 }
 
 // Count walks without signalling.
 func (w *Walk) Count() Survey { return w.walk(0) }
+
+// CountUntil is a Count that ends early when there is something better to do; the survey is of what was seen by then.
+func (w *Walk) CountUntil(f func() bool) Survey {
+	w.until = f
+	defer func() { w.until = nil }()
+	return w.walk(0)
+}
 
 // Kill walks and sends SIGKILL to every process it sees.
 func (w *Walk) Kill() Survey { return w.walk(syscall.SIGKILL) }
@@ -46,10 +55,13 @@ func (w *Walk) walk(sig syscall.Signal) (s Survey) {
 			if _, again := w.seen[pid]; again || pid == w.Root || w.excepted(parent, pid) {
 				continue
 			}
+			if w.until != nil && w.until() {
+				return s
+			}
 			if w.Beat != nil {
 				w.Beat()
 			}
-			alive, e := w.visit(pid, sig)
+			state, alive, e := w.visit(pid, sig)
 			queue = append(queue, pid)
 			if !alive {
 				continue
@@ -57,6 +69,7 @@ func (w *Walk) walk(sig syscall.Signal) (s Survey) {
 			s.Count++
 			if len(s.Pids) < MaxPids {
 				s.Pids = append(s.Pids, pid)
+				s.States = append(s.States, state)
 			}
 			if e != 0 {
 				s.Denied = e
@@ -119,12 +132,12 @@ func (w *Walk) childrenOf(pid, tid int) (all []int) {
 // visit signals one process if it is, for certain, a descendant of Root. The order makes it certain: the process is opened, then its
 // ancestry is read, then it is signalled through the descriptor. Had its number passed to a stranger in between, the
 // descriptor would be of one that has ended, or the ancestry that of the stranger.
-func (w *Walk) visit(pid int, sig syscall.Signal) (alive bool, e syscall.Errno) {
+func (w *Walk) visit(pid int, sig syscall.Signal) (state byte, alive bool, e syscall.Errno) {
 	fd, opened := -1, syscall.Errno(0)
 	if sig != 0 {
 		fd, opened = PidfdOpen(pid)
 		if opened == syscall.ESRCH {
-			return false, 0
+			return 0, false, 0
 		}
 	}
 	if opened == 0 && fd >= 0 {
@@ -132,26 +145,26 @@ func (w *Walk) visit(pid int, sig syscall.Signal) (alive bool, e syscall.Errno) 
 	}
 	st, ok := w.stat(pid)
 	if !ok || !w.descends(st) {
-		return false, 0
+		return 0, false, 0
 	}
 	w.seen[pid] = st.start
 	if st.dead() {
-		return false, 0
+		return 0, false, 0
 	}
 	switch {
 	case sig == 0:
 	case opened == 0:
 		e = PidfdSignal(fd, sig)
 	default:
-		// No descriptor can be had (kernel before 5.3, or too many open): the number has to do, a moment after it was
-		// checked. To leave it alive would be worse.
+		// No descriptor can be had (kernel before 5.3, or too many open here or on the machine): the number has to do, a
+		// moment after it was checked. To leave it alive would be worse. See the exception in the package's promise.
 		err := syscall.Kill(pid, sig)
 		e, _ = err.(syscall.Errno)
 	}
 	if e == syscall.ESRCH {
-		return false, 0
+		return 0, false, 0
 	}
-	return true, e
+	return st.state, true, e
 }
 
 // descends follows the parents up to Root, or to a process that this walk has proved already.

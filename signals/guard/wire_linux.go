@@ -98,6 +98,7 @@ type Report struct {
 	Count  int32
 	Named  int32
 	Pids   [MaxPids]int32
+	States [MaxPids]byte // of Pids
 }
 
 // ReportSize is the length of a report.
@@ -117,6 +118,7 @@ func (r *Report) name(s Survey) {
 	for i, p := range s.Pids {
 		r.Pids[i] = int32(p)
 	}
+	copy(r.States[:], s.States)
 }
 
 // Command is what is to be run. It travels in sealed memory, because it may be larger than any message and must appear in no
