@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -235,7 +236,9 @@ func (g *Guardian) report(ev Event) {
 	g.events <- ev
 }
 
-// Events delivers what happens after Start. It is closed after [Gone], or, without a command, with the guardian.
+// Events delivers what happens after Start, whatever that returned, and has to be read until it is closed: after [Gone], when no process of
+// the tree is left and the guardian is collected. Without a command it is closed when the guardian is collected; that has no
+// descriptor open any more by then, so that a pinned lock is free unless this process holds it itself.
 func (g *Guardian) Events() <-chan Event { return g.events }
 
 // Pin hands copies of descriptors to the guardian, which holds them until the tree is empty, and returns when it has acknowledged them.
@@ -246,7 +249,7 @@ func (g *Guardian) Pin(fds []int) error {
 			return fmt.Errorf("cannot hand the lock to the guardian: %w", e)
 		}
 		fds = fds[n:]
-		if _, err := g.answer(answerWithin); err != nil {
+		if _, err := g.answer(answerWithin, guard.Pinned); err != nil {
 			return err
 		}
 	}
@@ -254,7 +257,8 @@ func (g *Guardian) Pin(fds []int) error {
 }
 
 // Start runs the command and returns its pid. It waits for the guardian until the stop instant has passed, 10 s at most; a guardian that
-// has not answered by then is ended, and so is what it may have started. *StartError says why there is no command.
+// has not answered by then is ended, and so is what it may have started: with any error but *StartError, which says why there is no command,
+// the tree is over when [Guardian.Events] is closed, and not before.
 func (g *Guardian) Start(c Command, d Deadlines) (int, error) {
 	g.last = d
 	g.page.Write(guard.Deadlines(d))
@@ -281,7 +285,7 @@ func (g *Guardian) Start(c Command, d Deadlines) (int, error) {
 	if stop := min(d.StopAt, d.RunStopAt); stop != Never {
 		within = min(within, max(0, time.Duration(stop-Now()))+confirmWithin)
 	}
-	r, err := g.answer(within)
+	r, err := g.answer(within, guard.Started, guard.Refused)
 	if err != nil {
 		g.shoot()
 		return 0, err
@@ -308,17 +312,23 @@ func refused(e syscall.Errno) bool {
 	}
 }
 
-func (g *Guardian) answer(within time.Duration) (guard.Report, error) {
+// answer waits for an answer of one of the kinds. Another one is the late answer to an order that was given up.
+func (g *Guardian) answer(within time.Duration, kinds ...guard.Kind) (guard.Report, error) {
 	t := time.NewTimer(within)
 	defer t.Stop()
-	select {
-	case r, ok := <-g.answers:
-		if ok {
-			return r, nil
+	for {
+		select {
+		case r, ok := <-g.answers:
+			if !ok {
+				return guard.Report{}, errGuardian
+			}
+			if slices.Contains(kinds, r.Kind) {
+				return r, nil
+			}
+		case <-t.C:
+			return guard.Report{}, errGuardian
 		}
-	case <-t.C:
 	}
-	return guard.Report{}, errGuardian
 }
 
 // order sends without waiting.
@@ -390,8 +400,16 @@ func (g *Guardian) shoot() {
 	}
 }
 
-// Close ends a guardian that has started no command.
-func (g *Guardian) Close() { g.order(guard.Order{Op: guard.OpClose}) }
+// Close ends a guardian that has started no command, and does nothing to another. Events is closed when it has ended; a guardian that does
+// not end by itself is ended: there is nothing that it has to see to.
+func (g *Guardian) Close() {
+	g.order(guard.Order{Op: guard.OpClose})
+	time.AfterFunc(aliveWithin, func() {
+		if g.started.Load() == 0 {
+			g.shoot()
+		}
+	})
+}
 
 // Descendants counts the living processes of the tree.
 func (g *Guardian) Descendants() int {
