@@ -501,6 +501,42 @@ func TestSettingsThatContradictEachOtherAre78(t *testing.T) {
 	}
 }
 
+func TestABackendFileOfAnotherUserIsRefused(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "url")
+	if err := os.WriteFile(path, []byte("mem:\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := backendFileIsSafe(f, os.Geteuid()); err != nil {
+		t.Errorf("got %v for a file of our own, want none", err)
+	}
+	if os.Geteuid() == 0 { // it is root's, and becomes another's
+		if err := backendFileIsSafe(f, 77); err != nil {
+			t.Errorf("got %v for a file of root, want none", err)
+		}
+		if err := os.Chown(path, 78, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err = backendFileIsSafe(f, 77)
+	want := fmt.Sprintf("%s belongs to the user %d, who could send this run to another store", path, inode(t, path).Uid)
+	if err == nil || err.Error() != want || backends.Hint(err) != "give it to root, or to the user 77, who runs this" {
+		t.Errorf("got %v (%s), want %s and a hint", err, backends.Hint(err), want)
+	}
+	r, w := pipe(t)
+	if _, err := w.WriteString("mem:\n"); err != nil {
+		t.Fatal(err)
+	}
+	_ = w.Close()
+	if got, err := readBackendFile("/dev/fd/" + itoa(r.Fd())); got != "mem:" || err != nil {
+		t.Errorf("got %q and %v from a pipe, want its URL", got, err)
+	}
+}
+
 func TestAWrongSettingsFileIsRefusedWithFileLineAndKey(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"unknown key", "backend: 'file:'\nwiat: 1s\n", "line 2: unknown key \"wiat\"\nunderlease: hint: did you mean wait\n"},

@@ -3,14 +3,10 @@ package cmd
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -92,7 +88,7 @@ func (p *program) reportOf(r runner.Result, code int) report {
 
 // reportFile is a report that can be written.
 type reportFile struct {
-	path   string   // of a regular file, which is replaced in one step; or
+	path   string   // of a regular file, which is replaced in one step where that can be; or
 	direct *os.File // something else, which is written to
 }
 
@@ -110,48 +106,45 @@ func openReport(path string) (*reportFile, error) {
 		}
 		return &reportFile{direct: os.NewFile(uintptr(copied), path)}, nil
 	}
-	info, err := os.Stat(path)
+	p, err := locate(path)
+	if err != nil {
+		return nil, err
+	}
+	defer p.close()
+	kind := p.stat.Mode & unix.S_IFMT
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		if _, err := os.Lstat(path); err == nil {
-			return nil, fmt.Errorf("%s is a link to nothing", path)
-		}
-	case err != nil:
-		return nil, plainPathError(err)
-	case info.IsDir():
+	case !p.there:
+	case kind == unix.S_IFDIR:
 		return nil, fmt.Errorf("%s is a directory: name a file", path)
-	case !info.Mode().IsRegular():
-		// Without O_NONBLOCK a pipe that nobody reads would hold us here.
-		f, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NONBLOCK, 0)
+	case p.magic, kind != unix.S_IFREG:
+		// The output of another process, where it is a file, has more in it than our report.
+		f, err := p.open(unix.O_APPEND)
 		if err != nil {
-			return nil, plainPathError(err)
+			return nil, err
 		}
 		return &reportFile{direct: f}, nil
 	default:
-		if path, err = filepath.EvalSymlinks(path); err != nil {
-			return nil, plainPathError(err)
+		if err := p.trust("a file in a directory that everybody may write to"); err != nil {
+			return nil, err
 		}
-		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		f, err := p.open(0)
 		if err != nil {
-			return nil, plainPathError(err)
+			return nil, err
 		}
 		_ = f.Close() // nothing was written
 	}
-	if path, err = filepath.Abs(path); err != nil {
+	tmp, name, err := p.createTemp()
+	switch {
+	case err == nil:
+		_ = tmp.Close() // nothing was written
+		if err := unix.Unlinkat(p.dir, name, 0); err != nil {
+			return nil, fmt.Errorf("cannot write into the directory of %s: %w", path, err)
+		}
+	case !p.there || !isDenied(err):
 		return nil, err
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), temporary(path))
-	if err != nil {
-		return nil, fmt.Errorf("cannot write into the directory of %s: %w", path, errors.Unwrap(err))
-	}
-	_ = f.Close() // nothing was written
-	if err := os.Remove(f.Name()); err != nil {
-		return nil, plainPathError(err)
 	}
 	return &reportFile{path: path}, nil
 }
-
-func temporary(path string) string { return "." + filepath.Base(path) + ".*" }
 
 // ownDescriptor returns the descriptor of ours that path names.
 func ownDescriptor(path string) (int, bool) {
@@ -183,19 +176,21 @@ func (f *reportFile) write(r report) error {
 		_, err := f.direct.Write(b.Bytes())
 		return err
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(f.path), temporary(f.path)) // with mode 0600
+	// The command may have made its directory anew since the start: what counts is what is there now.
+	p, err := locate(f.path)
 	if err != nil {
-		return plainPathError(err)
+		return err
 	}
-	_, err = tmp.Write(b.Bytes())
-	err = errors.Join(err, tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), f.path)
+	defer p.close()
+	if p.there {
+		if p.magic || p.stat.Mode&unix.S_IFMT != unix.S_IFREG {
+			return fmt.Errorf("%s is not the regular file that it was", f.path)
+		}
+		if err := p.trust("a file in a directory that everybody may write to"); err != nil {
+			return err
+		}
 	}
-	if err != nil {
-		_ = os.Remove(tmp.Name()) // the first error is the one to tell
-	}
-	return err
+	return p.replace(b.Bytes())
 }
 
 // reportPatience is how long a pipe that nobody reads may keep a run from its end, where the descriptor has deadlines.

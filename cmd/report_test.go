@@ -2,14 +2,18 @@ package cmd
 
 import (
 	"encoding/json"
+	"errors"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/underlease/underlease/backends"
 	"github.com/underlease/underlease/runner"
@@ -190,5 +194,200 @@ func TestAReportToADescriptorIsAppended(t *testing.T) {
 	defer in.Close()
 	if _, err := openReport("/dev/fd/" + itoa(in.Fd())); err == nil || !strings.HasSuffix(err.Error(), "is not open for writing") {
 		t.Errorf("got %v for a descriptor to read from, want a refusal", err)
+	}
+}
+
+// A monitoring agent reads the report: it must not lose that right with the first run.
+func TestAReportKeepsModeAndOwnerOfTheFileThatIsThere(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	if err := os.WriteFile(path, []byte(strings.Repeat("an older report ", 1000)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, 0o4644); err != nil {
+		t.Fatal(err)
+	}
+	wantUID, wantGID := os.Geteuid(), os.Getegid()
+	if wantUID == 0 {
+		wantUID, wantGID = 77, 78
+		if err := os.Chown(path, wantUID, wantGID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := inode(t, path)
+	writeReport(t, path)
+	st := inode(t, path)
+	if st.Mode&0o7777 != 0o644 || int(st.Uid) != wantUID || int(st.Gid) != wantGID {
+		t.Errorf("got mode %o of %d:%d, want 644 of %d:%d", st.Mode&0o7777, st.Uid, st.Gid, wantUID, wantGID)
+	}
+	if st.Ino == before.Ino {
+		t.Error("got the same file, want one that has replaced it in one step")
+	}
+	onlyFile(t, path)
+}
+
+func TestAReportKeepsTheAccessControlListOfTheFileThatIsThere(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// Version 2: user::rw-, user 77:r--, group::---, mask::r--, other::---. Source: Linux, posix_acl_xattr.h.
+	acl := "\x02\x00\x00\x00" + "\x01\x00\x06\x00\xff\xff\xff\xff" + "\x02\x00\x04\x00\x4d\x00\x00\x00" +
+		"\x04\x00\x00\x00\xff\xff\xff\xff" + "\x10\x00\x04\x00\xff\xff\xff\xff" + "\x20\x00\x00\x00\xff\xff\xff\xff"
+	const name = "system.posix_acl_access"
+	if err := unix.Setxattr(path, name, []byte(acl), 0); errors.Is(err, unix.ENOTSUP) {
+		acl = "" // nothing to be kept here, and nothing to fail because of it
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	writeReport(t, path)
+	b := make([]byte, 1000)
+	n, _ := unix.Getxattr(path, name, b)
+	if got := string(b[:max(n, 0)]); got != acl {
+		t.Errorf("got the list %q, want %q", got, acl)
+	}
+}
+
+func TestAReportIsWrittenInPlaceWhereTheDirectoryMayNotBeWritten(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report.json")
+	if err := os.WriteFile(path, []byte(strings.Repeat("an older report ", 1000)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := locate(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := inode(t, path)
+	old, err := p.open(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := overwrite(old, []byte("new\n")); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, path); got != "new\n" || inode(t, path).Ino != before.Ino {
+		t.Errorf("got %.20q, want the new report alone, in the same file", got)
+	}
+	for err, want := range map[error]bool{unix.EACCES: true, unix.EROFS: true, unix.EPERM: true, unix.ENOSPC: false, unix.ENOENT: false} {
+		if got := isDenied(&pathError{"x", err}); got != want {
+			t.Errorf("%v: got denied %t, want %t", err, got, want)
+		}
+	}
+}
+
+func inode(t *testing.T, path string) unix.Stat_t {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+func writeReport(t *testing.T, path string) {
+	t.Helper()
+	f, err := openReport(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.write(report{Version: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, path); !strings.HasPrefix(got, `{"version":1,`) || !strings.HasSuffix(got, "}\n") {
+		t.Errorf("got %.40q, want a report", got)
+	}
+}
+
+// The command may make the directory of its output anew.
+func TestAReportGoesToWhatIsThereAtItsEnd(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "out")
+	path := filepath.Join(dir, "report.json")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	f, err := openReport(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Remove(dir), os.Mkdir(dir, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.write(report{Version: 1}); err != nil || !strings.HasPrefix(read(t, path), `{"version":1`) {
+		t.Errorf("got %v and %q, want the report", err, read(t, path))
+	}
+	if err := errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	r, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if err := f.write(report{Version: 1}); err == nil || err.Error() != path+" is not the regular file that it was" {
+		t.Errorf("got %v for a pipe in its place, want a refusal", err)
+	}
+}
+
+func TestLinksAreFollowedAsAShellDoes(t *testing.T) {
+	top := t.TempDir()
+	t.Chdir(top)
+	if err := errors.Join(os.MkdirAll("a/b", 0o700), os.Symlink("a", "to-a"), os.Symlink("../to-a/b/./report", "a/relative"),
+		os.Symlink(top+"/a/b/report", "absolute"), os.Symlink("loop", "loop"), os.Symlink("to-a//b/", "to-b"), os.WriteFile("a/b/report", nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{
+		"a/b/report", "./a//b/report", "a/../to-a/b/report", "to-a/relative", "absolute", "to-b/report", top + "/absolute",
+		"/proc/self/cwd/absolute", "a/b/../b/report",
+	} {
+		if err := os.Truncate("a/b/report", 0); err != nil {
+			t.Fatal(err)
+		}
+		writeReport(t, path)
+		if got := read(t, "a/b/report"); got == "" {
+			t.Errorf("%s: got nothing in the file behind the links", path)
+		}
+	}
+	writeReport(t, "to-b/fresh") // a link on the way to what is not there yet
+	for path, want := range map[string]string{
+		"loop":             "loop: too many levels of symbolic links",
+		"to-b":             "to-b is a directory: name a file",
+		"to-b/":            "to-b/ is a directory: name a file",
+		"/":                "/ is a directory: name a file",
+		"absolute/":        "absolute/: not a directory",
+		"absolute/x":       "absolute/x: not a directory",
+		"a/b/fresher/":     "cannot write into the directory of a/b/fresher/: no such file or directory",
+		"to-a/none/report": "cannot write into the directory of to-a/none/report: no such file or directory",
+	} {
+		if _, err := openReport(path); err == nil || err.Error() != want {
+			t.Errorf("%s: got %v, want %s", path, err, want)
+		}
+	}
+}
+
+// Standard output of the first process of a container is where its log is read from.
+func TestAReportGoesToADescriptorOfAnotherProcess(t *testing.T) {
+	r, w := pipe(t)
+	file, err := os.OpenFile(filepath.Join(t.TempDir(), "log"), os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if _, err := file.WriteString("a log\n"); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []*os.File{w, file} {
+		to, err := openReport("/proc/" + strconv.Itoa(os.Getpid()) + "/fd/" + itoa(f.Fd()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := to.write(report{Version: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = w.Close()
+	if got, err := io.ReadAll(r); err != nil || !strings.HasPrefix(string(got), `{"version":1`) {
+		t.Errorf("got %q and %v from the pipe, want the report", got, err)
+	}
+	if got := read(t, file.Name()); !strings.HasPrefix(got, "a log\n{\"version\":1") {
+		t.Errorf("got %q, want the report after what was there", got)
 	}
 }

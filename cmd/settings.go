@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"unicode/utf8"
 
 	"github.com/spf13/pflag"
@@ -253,12 +254,16 @@ func readLimited(path string, most int) ([]byte, error) {
 		return nil, plainPathError(err)
 	}
 	defer func() { _ = f.Close() }()
+	return readAll(f, most)
+}
+
+func readAll(f *os.File, most int) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
 	switch {
 	case err != nil:
 		return nil, plainPathError(err)
 	case len(data) > most:
-		return nil, fmt.Errorf("%s has more than %d bytes", path, most)
+		return nil, fmt.Errorf("%s has more than %d bytes", f.Name(), most)
 	case data == nil:
 		data = []byte{}
 	}
@@ -469,19 +474,39 @@ func (s *settings) settle(w *where, flags *pflag.FlagSet) error {
 }
 
 // readBackendFile returns the URL in a file. Who can write the file can send every run to another store, so that one which
-// others may write is refused; who can read it has the password, but a mounted secret is often readable by all.
+// others own or may write is refused; who can read it has the password, but a mounted secret is often readable by all.
 func readBackendFile(path string) (string, error) {
-	info, err := os.Stat(path)
+	f, err := os.Open(path)
 	if err != nil {
 		return "", plainPathError(err)
 	}
-	if info.Mode().IsRegular() && info.Mode().Perm()&0o022 != 0 {
-		return "", backends.WithHint(fmt.Errorf("%s can be written by others than its owner (mode %04o)", path, info.Mode().Perm()),
-			"chmod go-w %s", path)
+	defer func() { _ = f.Close() }()
+	if err := backendFileIsSafe(f, os.Geteuid()); err != nil {
+		return "", err
 	}
-	data, err := readLimited(path, maxBackendFile)
+	data, err := readAll(f, maxBackendFile)
 	if err != nil {
 		return "", err
 	}
 	return strings.TrimRight(string(data), "\r\n"), nil
+}
+
+func backendFileIsSafe(f *os.File, uid int) error {
+	info, err := f.Stat()
+	if err != nil {
+		return plainPathError(err)
+	}
+	if _, inherited := ownDescriptor(f.Name()); inherited && !info.Mode().IsRegular() {
+		return nil // a pipe that whoever started us has made
+	}
+	owner := int(info.Sys().(*syscall.Stat_t).Uid)
+	switch {
+	case owner != uid && owner != 0:
+		return backends.WithHint(fmt.Errorf("%s belongs to the user %d, who could send this run to another store", f.Name(), owner),
+			"give it to root, or to the user %d, who runs this", uid)
+	case info.Mode().IsRegular() && info.Mode().Perm()&0o022 != 0:
+		return backends.WithHint(fmt.Errorf("%s can be written by others than its owner (mode %04o)", f.Name(), info.Mode().Perm()),
+			"chmod go-w %s", f.Name())
+	}
+	return nil
 }
