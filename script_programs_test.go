@@ -2,6 +2,8 @@ package main
 
 import (
 	"bufio"
+	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -26,6 +28,7 @@ var programs = map[string]func(){
 	"unprivileged": unprivileged,
 	"environ":      environ,
 	"descriptor":   descriptor,
+	"jsonlines":    jsonlines,
 }
 
 // underlease is the program itself, with a store in the memory of each process that can hang and lose answers.
@@ -139,6 +142,22 @@ func descriptor() {
 	line, err := bufio.NewReader(os.NewFile(uintptr(n), "inherited")).ReadString('\n')
 	must(err)
 	fmt.Print(line)
+}
+
+// jsonlines FILE fails unless FILE has lines, and each of them is one JSON object.
+func jsonlines() {
+	f, err := os.Open(os.Args[1])
+	must(err)
+	n := 0
+	for lines := bufio.NewScanner(f); lines.Scan(); n++ {
+		var object map[string]any
+		if err := json.Unmarshal(lines.Bytes(), &object); err != nil {
+			must(fmt.Errorf("%q: %w", lines.Text(), err))
+		}
+	}
+	if n == 0 {
+		must(errors.New("there is no line"))
+	}
 }
 
 func must(err error) {

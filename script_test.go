@@ -91,6 +91,12 @@ func setUp(e *testscript.Env) error {
 	if err := os.Chmod(filepath.Dir(e.WorkDir), 0o755); err != nil {
 		return err
 	}
+	for _, entry := range e.Vars {
+		// What the tests themselves are told is not for the program, which warns about settings that it does not know.
+		if name, _, _ := strings.Cut(entry, "="); strings.HasPrefix(name, "UNDERLEASE_") {
+			return fmt.Errorf("%s reaches the scripts", name)
+		}
+	}
 	s := &stage{procs: map[string]*process{}, marks: map[string]signals.Instant{}}
 	e.Values[stageKey{}] = s
 	e.Setenv("HOME", filepath.Join(e.WorkDir, "home"))
@@ -114,12 +120,78 @@ func (s *stage) clear() {
 	}
 }
 
-func condition(cond string) (bool, error) {
-	switch cond {
-	case "root":
-		return os.Geteuid() == 0, nil
+// needs are what scripts ask for with [root] and [has:NAME], and what is missing where it is not there.
+var needs = map[string]func() error{
+	"root": func() error {
+		if uid := os.Geteuid(); uid != 0 {
+			return fmt.Errorf("the tests run as user %d", uid)
+		}
+		return nil
+	},
+	"bash":    program("bash"),
+	"prlimit": program("prlimit"),
+}
+
+func program(name string) func() error {
+	return func() error {
+		_, err := exec.LookPath(name)
+		return err
 	}
-	return false, fmt.Errorf("no condition is called %q", cond)
+}
+
+func condition(cond string) (bool, error) {
+	name := strings.TrimPrefix(cond, "has:")
+	missing, ok := needs[name]
+	if !ok {
+		return false, fmt.Errorf("no need is called %q", name)
+	}
+	return missing() == nil, nil
+}
+
+// require skips a test that lacks what it needs, loudly; where UNDERLEASE_TEST_REQUIRE names the need (or all), it fails.
+func require(t *testing.T, need string, missing error) {
+	t.Helper()
+	if missing == nil {
+		return
+	}
+	if required(os.Getenv("UNDERLEASE_TEST_REQUIRE"), need) {
+		t.Fatalf("%s is required, and missing: %v", need, missing)
+	}
+	t.Skipf("SKIPPED, parts of the scripts did not run: %s is missing: %v", need, missing)
+}
+
+func required(list, need string) bool {
+	for name := range strings.SplitSeq(list, ",") {
+		if name == need || name == "all" {
+			return true
+		}
+	}
+	return false
+}
+
+// A line of a script that is passed over is not seen: here it is.
+func TestWhatTheScriptsNeedIsThere(t *testing.T) {
+	for name, missing := range needs {
+		t.Run(name, func(t *testing.T) { require(t, name, missing()) })
+	}
+	scripts, err := filepath.Glob("testdata/script/*.txtar")
+	if err != nil || len(scripts) == 0 {
+		t.Fatalf("got %d scripts and %v, want some", len(scripts), err)
+	}
+	for _, script := range scripts {
+		text, err := os.ReadFile(script)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if regexp.MustCompile(`(?m)^\[!?exec:`).Match(text) {
+			t.Errorf("%s: got a condition exec:, want has:, which is looked at here", script)
+		}
+	}
+	for list, want := range map[string]bool{"": false, "bash": true, "cron,bash": true, "all": true, "cron": false, "bashful": false} {
+		if got := required(list, "bash"); got != want {
+			t.Errorf("%q: got bash required %t, want %t", list, got, want)
+		}
+	}
 }
 
 var commands = map[string]func(ts *testscript.TestScript, neg bool, args []string){

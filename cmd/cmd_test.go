@@ -744,7 +744,7 @@ func TestABugThatWasPassedOnIsReportedWhereItArose(t *testing.T) {
 		bugs := make(chan *runner.Bug)
 		go func() {
 			defer func() { bugs <- &runner.Bug{Value: recover(), Stack: debug.Stack()} }()
-			faulty()
+			faulty(nil)
 		}()
 		panic(<-bugs)
 	}
