@@ -21,15 +21,18 @@ func (g *Guardian) takeOver() {
 	begun := time.Now()
 	w := guard.Walk{Root: os.Getpid(), Except: g.foreign}
 	gap, nextStuck := passEvery, stuckAfter
-	for empty := 0; empty < 2; {
+	for quiet := 0; quiet < quietPasses; {
 		s := w.Kill()
-		if g.collectOrphans() {
-			empty++
-		} else {
-			empty = 0
-		}
+		none := g.collectOrphans()
 		if guard.Childless() {
-			return
+			return // exact, whatever forks
+		}
+		// With children that are not of this tree the kernel never says so. What forks and ends leaves us something to
+		// collect in every pass; a pass without it, in which nothing lived, is a good sign, and several are enough.
+		if none && g.company() {
+			quiet++
+		} else {
+			quiet = 0
 		}
 		if past := time.Since(begun); past >= nextStuck {
 			nextStuck = past + stuckEvery
@@ -44,6 +47,16 @@ func (g *Guardian) takeOver() {
 	}
 }
 
+// quietPasses is how many walks in a row have to find nothing, neither alive nor dead.
+const quietPasses = 4
+
+// company says that this process has, or had, children that do not belong to this tree.
+func (g *Guardian) company() bool {
+	family.Lock()
+	defer family.Unlock()
+	return len(family.guardians) > 1 || len(g.strangers) > 0
+}
+
 // foreign says that a child of this process does not belong to this tree.
 func (g *Guardian) foreign(pid int) bool {
 	family.Lock()
@@ -52,7 +65,8 @@ func (g *Guardian) foreign(pid int) bool {
 	return guardian || g.strangers[pid]
 }
 
-// collectOrphans takes in those of the tree that have ended and says whether none is left.
+// collectOrphans takes in those of the tree that have ended, and says whether there was nobody: neither alive nor ended just
+// now. What has ended may have left a child that came to us after we looked.
 func (g *Guardian) collectOrphans() (none bool) {
 	children, ok := guard.Children(os.Getpid())
 	if !ok { // without /proc there is no list: whoever has ended
@@ -69,10 +83,9 @@ func (g *Guardian) collectOrphans() (none bool) {
 		if g.foreign(pid) {
 			continue
 		}
+		none = false
 		if ws, ok := guard.Reap(pid); ok {
 			g.ended(pid, ws)
-		} else {
-			none = false
 		}
 	}
 	return none

@@ -9,6 +9,9 @@ import (
 // Walk looks at the descendants of one process, and signals them. Guardian and wrapper share it.
 //
 // The kernel's list of children is exact only for a tree that stands still; therefore a kill repeats the walk until nothing is left.
+//
+// A guardian inside the tree belongs to a run inside the command. It may hold that run's lock, which must not be free before
+// its own tree is dead: therefore it is killed after everything below it.
 type Walk struct {
 	Root   int                // its descendants are meant, not itself
 	Except func(pid int) bool // children of Root that are not meant, with everything below them; may be nil
@@ -17,8 +20,15 @@ type Walk struct {
 	until      func() bool   // asked before every process: true ends the walk; nil for all
 	scanAlways bool          // for tests: as if the kernel had no lists of children
 	scan       map[int][]int // children by parent, where it has none (CONFIG_PROC_CHILDREN)
-	seen       map[int]uint64
+	seen       map[int]known
+	inner      []innerGuardian
 	buf        []byte
+}
+
+// known is what a walk has proved of a process.
+type known struct {
+	start uint64
+	below int // index of the guardian that it is below of, or -1
 }
 
 // Survey is what one walk saw.
@@ -47,6 +57,7 @@ func (w *Walk) walk(sig syscall.Signal) (s Survey) {
 	if !w.begin() {
 		return Survey{Blind: true}
 	}
+	w.inner = w.inner[:0]
 	queue := []int{w.Root}
 	for len(queue) > 0 {
 		parent := queue[0]
@@ -61,22 +72,51 @@ func (w *Walk) walk(sig syscall.Signal) (s Survey) {
 			if w.Beat != nil {
 				w.Beat()
 			}
-			state, alive, e := w.visit(pid, sig)
+			state, alive, e := w.visit(parent, pid, sig)
 			queue = append(queue, pid)
-			if !alive {
-				continue
-			}
-			s.Count++
-			if len(s.Pids) < MaxPids {
-				s.Pids = append(s.Pids, pid)
-				s.States = append(s.States, state)
-			}
-			if e != 0 {
-				s.Denied = e
+			if alive {
+				s.add(pid, state, e)
 			}
 		}
 	}
+	// From the innermost outwards: one that is killed now lives until the next walk for the one around it.
+	for i := len(w.inner) - 1; i >= 0; i-- {
+		g := w.inner[i]
+		if !g.busy {
+			if alive, e := w.strike(g.pid, sig); !alive {
+				continue
+			} else if e != 0 {
+				s.Denied = e
+			}
+		}
+		w.occupy(g.around)
+	}
 	return s
+}
+
+func (s *Survey) add(pid int, state byte, e syscall.Errno) {
+	s.Count++
+	if len(s.Pids) < MaxPids {
+		s.Pids = append(s.Pids, pid)
+		s.States = append(s.States, state)
+	}
+	if e != 0 {
+		s.Denied = e
+	}
+}
+
+// innerGuardian is a guardian that a walk has met below Root.
+type innerGuardian struct {
+	pid    int
+	around int  // index of the one that it is in itself, or -1
+	busy   bool // something below it is alive
+}
+
+// occupy notes that something lives below a guardian.
+func (w *Walk) occupy(i int) {
+	if i >= 0 {
+		w.inner[i].busy = true
+	}
 }
 
 func (w *Walk) excepted(parent, pid int) bool {
@@ -85,7 +125,7 @@ func (w *Walk) excepted(parent, pid int) bool {
 
 // begin prepares a walk; false without a /proc that shows us as ourselves.
 func (w *Walk) begin() bool {
-	w.seen = make(map[int]uint64)
+	w.seen = make(map[int]known)
 	w.scan = nil
 	self := syscall.Getpid()
 	var b [20]byte
@@ -129,42 +169,97 @@ func (w *Walk) childrenOf(pid, tid int) (all []int) {
 	return all
 }
 
-// visit signals one process if it is, for certain, a descendant of Root. The order makes it certain: the process is opened, then its
-// ancestry is read, then it is signalled through the descriptor. Had its number passed to a stranger in between, the
-// descriptor would be of one that has ended, or the ancestry that of the stranger.
-func (w *Walk) visit(pid int, sig syscall.Signal) (state byte, alive bool, e syscall.Errno) {
-	fd, opened := -1, syscall.Errno(0)
-	if sig != 0 {
-		fd, opened = PidfdOpen(pid)
-		if opened == syscall.ESRCH {
-			return 0, false, 0
-		}
-	}
-	if opened == 0 && fd >= 0 {
-		defer syscall.Close(fd)
-	}
+// visit signals one process that parent's list named, if it is, for certain, a descendant of Root. The order makes it
+// certain: the process is opened, then its ancestry is read, then it is signalled through the descriptor. Had its number
+// passed to a stranger in between, the descriptor would be of one that has ended, or the ancestry that of the stranger.
+func (w *Walk) visit(parent, pid int, sig syscall.Signal) (state byte, alive bool, e syscall.Errno) {
+	t := aim(pid, sig)
+	defer t.close()
 	st, ok := w.stat(pid)
 	if !ok || !w.descends(st) {
 		return 0, false, 0
 	}
-	w.seen[pid] = st.start
+	below := -1
+	if p, ok := w.seen[parent]; ok {
+		below = p.below
+	}
+	inner := sig == syscall.SIGKILL && st.guardian && !st.dead() && ours(pid)
+	if inner {
+		w.inner = append(w.inner, innerGuardian{pid: pid, around: below})
+		below = len(w.inner) - 1
+	}
+	w.seen[pid] = known{st.start, below}
 	if st.dead() {
 		return 0, false, 0
 	}
+	if inner {
+		return st.state, true, 0 // later
+	}
+	if alive, e = t.signal(sig); alive {
+		w.occupy(below)
+	}
+	return st.state, alive, e
+}
+
+// strike signals a process that this walk has met before.
+func (w *Walk) strike(pid int, sig syscall.Signal) (alive bool, e syscall.Errno) {
+	t := aim(pid, sig)
+	defer t.close()
+	if st, ok := w.stat(pid); !ok || !w.descends(st) || st.dead() {
+		return false, 0
+	}
+	return t.signal(sig)
+}
+
+// target is a process that is about to be signalled.
+type target struct {
+	pid, fd int
+	opened  syscall.Errno
+}
+
+// aim opens a process; with no signal to send there is no need to.
+func aim(pid int, sig syscall.Signal) target {
+	t := target{pid: pid, fd: -1}
+	if sig != 0 {
+		if fd, e := PidfdOpen(pid); e == 0 {
+			t.fd = fd
+		} else {
+			t.opened = e
+		}
+	}
+	return t
+}
+
+func (t target) close() {
+	if t.fd >= 0 {
+		syscall.Close(t.fd)
+	}
+}
+
+func (t target) signal(sig syscall.Signal) (alive bool, e syscall.Errno) {
 	switch {
 	case sig == 0:
-	case opened == 0:
-		e = PidfdSignal(fd, sig)
+	case t.opened == syscall.ESRCH:
+		return false, 0
+	case t.fd >= 0:
+		e = PidfdSignal(t.fd, sig)
 	default:
-		// No descriptor can be had (kernel before 5.3, or too many open here or on the machine): the number has to do, a
-		// moment after it was checked. To leave it alive would be worse. See the exception in the package's promise.
-		err := syscall.Kill(pid, sig)
+		// No descriptor can be had (kernel before 5.3, or too many open): the number has to do, a moment after it was
+		// checked. To leave it alive would be worse.
+		err := syscall.Kill(t.pid, sig)
 		e, _ = err.(syscall.Errno)
 	}
 	if e == syscall.ESRCH {
-		return 0, false, 0
+		return false, 0
 	}
-	return st.state, true, e
+	return true, e
+}
+
+// ours says whether a process executes the same file as this one. The name alone proves nothing: anybody can take it.
+func ours(pid int) bool {
+	var self, other syscall.Stat_t
+	return syscall.Stat("/proc/self/exe", &self) == nil && syscall.Stat(string(procPath(pid, "/exe")), &other) == nil &&
+		self.Dev == other.Dev && self.Ino == other.Ino
 }
 
 // descends follows the parents up to Root, or to a process that this walk has proved already.
@@ -182,7 +277,7 @@ func (w *Walk) descends(st stat) bool {
 		if !ok {
 			return false // it ended just now; its children have a new parent and are seen in the next walk
 		}
-		if start, proved := w.seen[parent]; proved && start == up.start {
+		if k, proved := w.seen[parent]; proved && k.start == up.start {
 			return true
 		}
 		child, st = parent, up
@@ -196,6 +291,7 @@ type stat struct {
 	state       byte
 	threads     int
 	start       uint64
+	guardian    bool // by its name
 }
 
 // dead says that only the entry in the process table is left. A process whose first thread has ended shows as a zombie too, but has others.
@@ -211,6 +307,7 @@ func (w *Walk) stat(pid int) (s stat, ok bool) {
 		return s, false
 	}
 	s.pid = pid
+	s.guardian = end >= len(Name) && string(b[end-len(Name):end]) == Name && b[end-len(Name)-1] == '('
 	field, n := 2, uint64(0)
 	for _, c := range b[end+1:] {
 		switch {
