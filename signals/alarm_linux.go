@@ -55,7 +55,7 @@ func (a *Alarm) Set(at Instant) {
 	case <-a.c:
 	default:
 	}
-	guard.SetTimer(a.fd, at)
+	_ = guard.SetTimer(a.fd, at) // a timer of ours cannot be refused
 }
 
 // C delivers one value for each time the alarm fires, unless the last one has not been read.

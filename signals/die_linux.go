@@ -14,11 +14,11 @@ import (
 func DieBy(sig syscall.Signal) {
 	if os.Getpid() != 1 && sig > 0 && sig <= lastRealTime {
 		const prSetDumpable = 4
-		syscall.RawSyscall6(syscall.SYS_PRCTL, prSetDumpable, 0, 0, 0, 0, 0)
-		guard.Default(sig)
+		_, _, _ = syscall.RawSyscall6(syscall.SYS_PRCTL, prSetDumpable, 0, 0, 0, 0, 0)
+		_ = guard.Default(sig) // if it fails, the exit below says what the signal would have
 		set := uint64(1) << (sig - 1)
 		const sigUnblock = 1
-		syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, sigUnblock, uintptr(unsafe.Pointer(&set)), 0, 8, 0, 0)
+		_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, sigUnblock, uintptr(unsafe.Pointer(&set)), 0, 8, 0, 0)
 		if !harmless(sig) && syscall.Kill(os.Getpid(), sig) == nil {
 			time.Sleep(time.Second) // it is delivered before that
 		}

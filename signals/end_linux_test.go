@@ -80,8 +80,7 @@ func TestAfterAStartThatFailedTheEventsEndWithTheTree(t *testing.T) {
 		<-seen
 		if err != nil {
 			failed[how]++
-			var start *signals.StartError
-			if errors.As(err, &start) {
+			if _, ok := errors.AsType[*signals.StartError](err); ok {
 				t.Fatalf("%s: got %v, want an error that is none of the command's", how, err)
 			}
 			if _, err := os.Stat(ready); err == nil {

@@ -343,6 +343,10 @@ func (g *Guardian) order(o guard.Order, fds ...int) syscall.Errno {
 	return e
 }
 
+// tell gives an order that needs no answer. Where it cannot be given, the guardian has ended or does not read: what it has to know stands in
+// the page, and a kill has a second way, see [Guardian.Kill].
+func (g *Guardian) tell(o guard.Order) { _ = g.order(o) }
+
 // Publish tells the guardian new deadlines. It reads them when it wakes up; only one that came closer is worth waking it for.
 func (g *Guardian) Publish(d Deadlines) {
 	closer := d.StopAt < g.last.StopAt || d.KillAt < g.last.KillAt || d.RunStopAt < g.last.RunStopAt ||
@@ -350,7 +354,7 @@ func (g *Guardian) Publish(d Deadlines) {
 	g.last = d
 	g.page.Write(guard.Deadlines(d))
 	if closer {
-		g.order(guard.Order{Op: guard.OpLook})
+		g.tell(guard.Order{Op: guard.OpLook})
 	}
 }
 
@@ -359,16 +363,16 @@ func (g *Guardian) Forward(sig syscall.Signal) {
 	if g.shared && reached(sig, g.started.Load()) {
 		return
 	}
-	g.order(guard.Order{Op: guard.OpForward, Arg: int32(sig)})
+	g.tell(guard.Order{Op: guard.OpForward, Arg: int32(sig)})
 }
 
 // Stop sends the stop signal to the command alone, at most once, and SIGCONT.
-func (g *Guardian) Stop() { g.order(guard.Order{Op: guard.OpStop}) }
+func (g *Guardian) Stop() { g.tell(guard.Order{Op: guard.OpStop}) }
 
 // Kill sends SIGKILL to the whole tree until it is empty, also where the guardian does not react. There is no way back.
 func (g *Guardian) Kill() {
 	g.page.Order(Now())
-	g.order(guard.Order{Op: guard.OpLook})
+	g.tell(guard.Order{Op: guard.OpLook})
 	g.backup.Do(func() { go g.second() })
 }
 
@@ -396,14 +400,14 @@ func (g *Guardian) shoot() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.collected {
-		syscall.Kill(g.pid, syscall.SIGKILL)
+		_ = syscall.Kill(g.pid, syscall.SIGKILL) // ours, and not collected: it cannot fail
 	}
 }
 
 // Close ends a guardian that has started no command, and does nothing to another. Events is closed when it has ended; a guardian that does
 // not end by itself is ended: there is nothing that it has to see to.
 func (g *Guardian) Close() {
-	g.order(guard.Order{Op: guard.OpClose})
+	g.tell(guard.Order{Op: guard.OpClose})
 	time.AfterFunc(aliveWithin, func() {
 		if g.started.Load() == 0 {
 			g.shoot()

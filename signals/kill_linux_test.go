@@ -128,9 +128,9 @@ func TestWithoutTheWrapperTheTreeIsStoppedAtOnceAndDeadAfterTheGrace(t *testing.
 				r := launch(t, p)
 				r.beats(treeNames...)
 				g := r.guardian()
-				at := signals.Now()
 				r.cmd.Process.Kill()
 				r.wait()
+				at := signals.Now() // a busy machine needs its time to end all threads of the wrapper, and only then is it gone
 				eventually(t, "end of the guardian", func() bool { return !alive(g) })
 				r.wantSilent(at, p.Grace+slack, treeNames...)
 				if !stubborn {
@@ -172,10 +172,10 @@ func TestAStderrThatNobodyReadsDelaysNoKill(t *testing.T) {
 	write.Close()
 	r.beats("main")
 	g := r.guardian()
-	at := signals.Now()
 	r.cmd.Process.Kill()
-	eventually(t, "end of the guardian", func() bool { return !alive(g) })
 	r.wait()
+	at := signals.Now()
+	eventually(t, "end of the guardian", func() bool { return !alive(g) })
 	r.wantSilent(at, p.Grace+slack, "main")
 }
 

@@ -1,6 +1,7 @@
 package signals
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"syscall"
@@ -77,7 +78,7 @@ func Resolve(name string, env []string) (path string, err error) {
 func executable(path string) syscall.Errno {
 	var st syscall.Stat_t
 	if err := syscall.Stat(path, &st); err != nil {
-		e, _ := err.(syscall.Errno)
+		e, _ := errors.AsType[syscall.Errno](err)
 		return e
 	}
 	switch st.Mode & syscall.S_IFMT {
@@ -93,7 +94,7 @@ func executable(path string) syscall.Errno {
 		mayRun    = 1
 	)
 	if err := syscall.Faccessat(atCwd, path, mayRun, atEaccess); err != nil {
-		e, ok := err.(syscall.Errno)
+		e, ok := errors.AsType[syscall.Errno](err)
 		if !ok {
 			e = syscall.EACCES
 		}

@@ -83,7 +83,7 @@ func CaptureSignal(sig syscall.Signal) (undo func(), e syscall.Errno) {
 	if e = captureSignal(sig, &old); e != 0 {
 		return nil, e
 	}
-	return func() { rtSigaction(sig, &old, nil) }, 0
+	return func() { _ = rtSigaction(sig, &old, nil) }, 0
 }
 
 func captureSignal(sig syscall.Signal, old *sigaction) syscall.Errno {

@@ -161,7 +161,7 @@ func (g *guardian) capture() {
 			syscall.SIGILL, syscall.SIGTRAP, syscall.SIGABRT, syscall.SIGBUS, syscall.SIGFPE, syscall.SIGSEGV, syscall.SIGSYS, // faults
 			syscall.SIGURG, syscall.SIGPROF: // the runtime's own
 		default:
-			captureSignal(sig, &old)
+			_ = captureSignal(sig, &old) // a signal that cannot be taken cannot be helped
 		}
 	}
 }
@@ -282,7 +282,7 @@ func (g *guardian) signal(sig syscall.Signal) {
 	switch {
 	case g.pid == 0 || g.exited:
 	case g.pidFd >= 0:
-		PidfdSignal(g.pidFd, sig)
+		_ = PidfdSignal(g.pidFd, sig) // ESRCH where it has ended; a kill is repeated
 	default:
 		syscall.Kill(g.pid, sig) // not collected, therefore still its number
 	}
@@ -461,7 +461,7 @@ func (g *guardian) wait() {
 		}
 	}
 	if next != g.armed {
-		SetTimer(g.timer, next)
+		_ = SetTimer(g.timer, next) // a timer of ours cannot be refused
 		g.armed = next
 	}
 	var fds [6]pollfd
