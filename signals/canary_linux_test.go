@@ -26,11 +26,18 @@ func (r *run) holdCanary() (release func()) {
 	})
 	held, let := make(chan syscall.Errno), make(chan struct{})
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the kernel's debugger is the thread, which ends with this function
+		runtime.LockOSThread() // the kernel's debugger is the thread
+		defer runtime.UnlockOSThread()
 		const seize = 0x4206
 		_, _, e := syscall.RawSyscall6(syscall.SYS_PTRACE, seize, uintptr(canary), 0, 0, 0, 0)
 		held <- e
 		<-let
+		if e == 0 {
+			// The debugger takes its end in first; then it is the parent's. (To end the thread would do the same, but the
+			// runtime does not end the first one.)
+			const all = 0x40000000
+			_, _ = syscall.Wait4(canary, nil, all, nil)
+		}
 	}()
 	if e := <-held; e != 0 {
 		close(let)
