@@ -66,6 +66,7 @@ func TestAKillWaitsForNoOtherProcess(t *testing.T) {
 		t.Fatal("this machine was too slow: the kill was due before the canary was held")
 	}
 	eventually(t, "the kill", func() bool { _, ok := r.event(signals.Exited); return ok })
+	eventually(t, "its end", func() bool { return len(r.survivors()) == 0 })
 	r.wantSilent(kill, slack, treeNames...)
 	if _, gone := r.event(signals.Gone); gone {
 		t.Error("the tree counts as gone while the guardian has a child that it cannot collect")
