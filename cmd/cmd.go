@@ -252,6 +252,8 @@ const (
 func (p *program) bug(x any) int {
 	for _, t := range p.trees {
 		t.Kill()
+	}
+	for _, t := range p.trees {
 		waitGone(t, bugKill)
 	}
 	stack := debug.Stack()
