@@ -591,6 +591,10 @@ func (g *guardian) release(now int64) {
 				continue
 			}
 		}
+		if g.exited && !g.ended {
+			g.walk.Send(h.sig) // what it left is waited for, and somebody has to hear that it is time to go
+			continue
+		}
 		g.signal(h.sig)
 	}
 }

@@ -53,6 +53,9 @@ func (w *Walk) CountUntil(f func() bool) Survey {
 // Kill walks and sends SIGKILL to every process it sees.
 func (w *Walk) Kill() Survey { return w.walk(syscall.SIGKILL) }
 
+// Send walks and sends a signal to every process it sees.
+func (w *Walk) Send(sig syscall.Signal) Survey { return w.walk(sig) }
+
 func (w *Walk) walk(sig syscall.Signal) (s Survey) {
 	if !w.begin() {
 		return Survey{Blind: true}
