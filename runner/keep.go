@@ -206,7 +206,7 @@ func (k *keeper) keep(ctx context.Context) Result {
 			case ev, open = <-k.tree.Events():
 			case <-k.Alarm.C():
 			case a := <-k.answers:
-				orders = k.answered(attempts, a)
+				orders = k.answered(a)
 			case n := <-k.counts:
 				orders = k.machine.Grow(time.Duration(n)*marginPerProcess, k.Now())
 			case <-k.hints:
@@ -283,7 +283,7 @@ func (k *keeper) renew(ctx context.Context, attempt int) {
 	k.count(ctx)
 }
 
-func (k *keeper) answered(ctx context.Context, a answer) tenure.Orders {
+func (k *keeper) answered(a answer) tenure.Orders {
 	now := k.Now()
 	switch {
 	case a.err == nil:

@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"slices"
 	"strconv"
 	"syscall"
 	"unsafe"
@@ -83,8 +84,8 @@ func (w *Walk) walk(sig syscall.Signal) (s Survey) {
 		}
 	}
 	// From the innermost outwards: one that is killed now lives until the next walk for the one around it.
-	for i := len(w.inner) - 1; i >= 0; i-- {
-		g := w.inner[i]
+	for i := range slices.Backward(w.inner) {
+		g := &w.inner[i] // what is inside it has marked it by now
 		if !g.busy {
 			if alive, e := w.strike(g.pid, sig); !alive {
 				continue
