@@ -25,7 +25,7 @@ type Client struct {
 	ordered bool // see [ordered]
 	probe   int  // how files are opened to be locked only
 	clock   clock
-	safe    func() error // whether the directory may be used, asked again when it was made; may be nil
+	trust   *trust // whether directories may be used; nil for all
 
 	mu   sync.Mutex
 	held map[key]*holding
@@ -56,6 +56,14 @@ func newClient(dir string, network, ordered bool) *Client {
 		c.probe = unix.O_RDWR
 	}
 	return c
+}
+
+// safe refuses a directory that others could change, see [trust].
+func (c *Client) safe(dir string) error {
+	if c.trust == nil {
+		return nil
+	}
+	return c.trust.check(dir)
 }
 
 func isNotExist(err error) bool { return errors.Is(err, unix.ENOENT) }
@@ -470,6 +478,9 @@ func (c *Client) List(ctx context.Context, namespace string) ([]backends.State, 
 		return nil, &backends.ConfigError{Text: err.Error()}
 	}
 	dir := filepath.Join(c.dir, "v1", namespaceKey(namespace))
+	if err := c.safe(dir); err != nil {
+		return nil, err
+	}
 	entries, err := os.ReadDir(dir)
 	if isNotExist(err) {
 		return nil, nil

@@ -81,18 +81,26 @@ func (c *Client) knock(ctx context.Context, dir string, create bool) (*door, err
 	if err := ctx.Err(); err != nil {
 		return nil, backends.Unavailable(err, "%s", path)
 	}
+	if err := c.safe(dir); err != nil {
+		return nil, err
+	}
 	again := &door{mu: -1}
 	fd, id, err := open(path, c.probe|unix.O_CREAT)
 	if isNotExist(err) {
 		if !create {
 			return nil, nil
 		}
-		return again, c.makeAll(dir)
+		return again, makeAll(dir)
 	}
 	if err != nil {
 		return nil, classify(err)
 	}
 	if err := c.await(ctx, fd, id, path); err != nil {
+		shut(fd)
+		return nil, err
+	}
+	// Again, for it may have been made meanwhile; and in this order: the tree is proven, and then that our mu is the one in it.
+	if err := c.safe(dir); err != nil {
 		shut(fd)
 		return nil, err
 	}
@@ -134,19 +142,9 @@ func (c *Client) await(ctx context.Context, fd int, id inode, path string) error
 // leave gives up mu.
 func (d *door) leave() { shut(d.mu) }
 
-// makeAll makes a directory and those above it, for the owner alone. Others may be making them at the same time.
-func (c *Client) makeAll(dir string) error {
-	if err := os.MkdirAll(c.dir, 0o700); err != nil {
-		return classify(err)
-	}
-	// Another may have been first, with a directory of his own in a place that all may write to.
-	if c.safe != nil {
-		if err := c.safe(); err != nil {
-			return err
-		}
-	}
-	return classify(os.MkdirAll(dir, 0o700))
-}
+// makeAll makes a directory and those above it, for the owner alone. Others may be making them at the same time, with a
+// directory of their own in a place that all may write to: whoever uses it checks it first.
+func makeAll(dir string) error { return classify(os.MkdirAll(dir, 0o700)) }
 
 // readRecord returns the record at path, or nil when there is none. It needs no lock: records are replaced as a whole.
 func readRecord(path string) (*record, error) {

@@ -38,7 +38,8 @@
 //
 // One host: inodes and locks of a network file system are not to be relied upon, and it is refused unless the URL says
 // ?network=1. One user: the directory and its files belong to one, and a directory that another may write to is refused,
-// because whoever writes there can free every lease. Root and another user have different default directories and do not
+// because whoever writes there can free every lease; so is one below a directory in which another could rename it (his own, or
+// one that others may write to and that is not sticky). Root and another user have different default directories and do not
 // exclude each other. A program that copies the lock's descriptor and lives on keeps the lease. Whoever deletes a lock's
 // file frees the slot at once; its holder is told by inotify and stops, but for that moment two run.
 package file
@@ -90,10 +91,10 @@ func (s system) open(_ context.Context, u *url.URL) (*backends.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	if base == dir {
-		if err := s.safe(dir); err != nil {
-			return nil, err
-		}
+	// What is to be made yet is checked when it was: another could be first.
+	safe := &trust{system: s, dir: dir}
+	if err := safe.check(dir); err != nil {
+		return nil, err
 	}
 	magic, err := s.kind(base)
 	if err != nil {
@@ -104,7 +105,7 @@ func (s system) open(_ context.Context, u *url.URL) (*backends.Store, error) {
 			"%s is on a network file system (%s), whose locks cannot be relied upon", dir, name)
 	}
 	c := newClient(dir, network, ordered(magic))
-	c.safe = func() error { return s.safe(dir) }
+	c.trust = safe
 	address := url.URL{Scheme: "file", Path: dir}
 	return &backends.Store{
 		Backend:  c,
@@ -196,26 +197,6 @@ func resolve(dir string) (whole, base string, err error) {
 		}
 		base, rest = filepath.Dir(base), filepath.Join(filepath.Base(base), rest)
 	}
-}
-
-// safe refuses a directory that another may write to: such a one could free every lease, give terms of his own choice
-// and name processes in a record.
-func (s system) safe(dir string) error {
-	var st unix.Stat_t
-	if err := again(func() error { return unix.Stat(dir, &st) }); err != nil {
-		return classify(fault("stat", dir, err))
-	}
-	switch {
-	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return backends.Configf(rightForm, "%s is not a directory", dir)
-	case int(st.Uid) != s.uid && st.Uid != 0:
-		return backends.Configf("name a directory of your own with file:///dir",
-			"%s belongs to the user %d, who could free every lease in it", dir, st.Uid)
-	case st.Mode&0o022 != 0:
-		return backends.Configf("chmod go-w "+dir+", or name another directory with file:///dir",
-			"%s can be written to by others, who could free every lease in it", dir)
-	}
-	return nil
 }
 
 // The file systems that are refused, by the numbers of statfs(2).

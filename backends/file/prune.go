@@ -192,6 +192,9 @@ func (c *Client) old(dir string) bool {
 
 // tryEnter enters a lease unless somebody else is inside.
 func (c *Client) tryEnter(dir string) (*door, error) {
+	if err := c.safe(dir); err != nil {
+		return nil, err
+	}
 	path := dir + "/mu"
 	fd, id, err := open(path, c.probe|unix.O_CREAT)
 	if err != nil {

@@ -169,18 +169,120 @@ func TestADirectoryThatOthersCanWriteToIsRefused(t *testing.T) {
 	}
 }
 
-func TestADirectoryThatAnotherMadeFirstIsRefused(t *testing.T) {
-	dir := t.TempDir() + "/shared"
-	c := openAt(t, dir)
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
+// The whole tree may be another's work, between Open and the first use: in a directory that all may write to, its owner is whoever was first.
+func TestATreeThatAnotherMadeFirstIsRefused(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, c *Client, lease string) error{
+		"the directory is writable for others": func(_ *testing.T, c *Client, _ string) error { return os.Chmod(c.dir, 0o777) },
+		"v1 is writable for its group":         func(_ *testing.T, c *Client, _ string) error { return os.Chmod(c.dir+"/v1", 0o770) },
+		"the namespace is writable for others": func(_ *testing.T, c *Client, _ string) error { return os.Chmod(c.dir+"/v1/_", 0o702) },
+		"the lease is writable for others":     func(_ *testing.T, _ *Client, lease string) error { return os.Chmod(lease, 0o777) },
+		"the directory is another's":           func(t *testing.T, c *Client, _ string) error { return give(t, c.dir) },
+		"v1 is another's":                      func(t *testing.T, c *Client, _ string) error { return give(t, c.dir+"/v1") },
+		"the namespace is another's":           func(t *testing.T, c *Client, _ string) error { return give(t, c.dir+"/v1/_") },
+		"the lease is another's":               func(t *testing.T, _ *Client, lease string) error { return give(t, lease) },
+		"v1 is a link": func(t *testing.T, c *Client, _ string) error {
+			aside := t.TempDir()
+			if err := os.Rename(c.dir+"/v1", aside+"/v1"); err != nil {
+				return err
+			}
+			return os.Symlink(aside+"/v1", c.dir+"/v1")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir() + "/a/store"
+			c := openAt(t, dir)
+			lease := c.lease("", "l")
+			if err := os.MkdirAll(lease, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			other := openAt(t, dir)
+			other.trust = nil // there is a record that could be believed
+			release(t, other, acquire(t, other, "l", 1))
+			if err := spoil(t, c, lease); err != nil {
+				t.Fatal(err)
+			}
+			for call, f := range map[string]func() error{
+				"Acquire":  func() error { _, err := c.Acquire(t.Context(), request("l")); return err },
+				"Inspect":  func() error { _, err := c.Inspect(t.Context(), "", "l"); return err },
+				"Get":      func() error { _, err := c.Records().Get(t.Context(), "", "l", "k"); return err },
+				"Put":      func() error { _, err := c.Records().Put(t.Context(), "", "l", backends.Put{Key: "k"}, nil); return err },
+				"WaitFree": func() error { return c.WaitFree(t.Context(), request("l")) },
+				"List":     func() error { _, err := c.List(t.Context(), ""); return err },
+			} {
+				err := f()
+				if _, ok := errors.AsType[*backends.ConfigError](err); !ok || !strings.Contains(err.Error(), dir) {
+					t.Errorf("%s: got %v, want a *ConfigError that names the directory", call, err)
+				}
+			}
+		})
 	}
-	if err := os.Chmod(dir, 0o777); err != nil {
-		t.Fatal(err)
+}
+
+// give makes a file another user's, which only root can.
+func give(t *testing.T, path string) error {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		require(t, "root", unix.EPERM)
 	}
-	var config *backends.ConfigError
-	if _, err := c.Acquire(t.Context(), backends.Request{Lease: "l", Handle: "h", Slots: 1}); !errors.As(err, &config) {
-		t.Errorf("Acquire: got %v, want a *ConfigError", err)
+	return os.Chown(path, 12345, 12345)
+}
+
+func TestADirectoryThatAnotherCanRenameIsRefused(t *testing.T) {
+	for _, c := range []struct {
+		mode       fs.FileMode
+		uid, group int
+		want       bool
+	}{
+		{0o755, -1, -1, true},
+		{0o777, -1, -1, false},
+		{0o777 | fs.ModeSticky, -1, -1, true}, // as /tmp
+		{0o775, -1, 12345, false},
+		{0o775 | fs.ModeSticky, -1, 12345, true},
+		{0o775, -1, 0, true}, // the group of root, which here is also the user's own
+		{0o755, 12345, -1, false},
+		{0o777 | fs.ModeSticky, 12345, -1, false},
+	} {
+		base := t.TempDir() + "/a"
+		for _, made := range []bool{false, true} { // before the store is opened, and between that and the first use
+			if err := os.MkdirAll(base+"/b/store", 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if c.uid >= 0 || c.group >= 0 {
+				if os.Geteuid() != 0 {
+					require(t, "root", unix.EPERM)
+				}
+			}
+			spoil := func() {
+				if err := os.Chown(base, c.uid, c.group); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.Chmod(base, c.mode); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if made {
+				spoil()
+			}
+			store, err := host().open(t.Context(), &url.URL{Scheme: "file", Path: base + "/b/store"})
+			if err == nil {
+				if !made {
+					// Nothing is known of what did not exist.
+					client := store.Backend.(*Client)
+					client.trust = &trust{system: client.trust.system, dir: client.dir}
+					spoil()
+				}
+				_, err = store.Backend.Acquire(t.Context(), request("l"))
+				_ = store.Close()
+			}
+			_, config := errors.AsType[*backends.ConfigError](err)
+			if c.want != (err == nil) || !c.want && (!config || !strings.Contains(err.Error(), base+", above ")) {
+				t.Errorf("a directory of mode %v, user %d, group %d above the store (at Open: %v): got %v, want good=%v",
+					c.mode, c.uid, c.group, made, err, c.want)
+			}
+			if err := os.RemoveAll(base); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }
 
@@ -232,9 +334,9 @@ func TestOneDirectoryHasOneIdentity(t *testing.T) {
 }
 
 func TestDirectoriesAndFilesAreForTheirOwnerAlone(t *testing.T) {
+	base := t.TempDir()
 	old := unix.Umask(0)
 	defer unix.Umask(old)
-	base := t.TempDir()
 	c := openAt(t, base+"/not/there/yet")
 	g := acquire(t, c, "l", 2)
 	release(t, c, acquire(t, c, "l", 2))

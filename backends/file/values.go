@@ -17,7 +17,11 @@ func (v values) read(namespace, lease string) (*record, error) {
 	if err := backends.CheckNames(namespace, lease); err != nil {
 		return nil, err
 	}
-	path := v.c.lease(namespace, lease) + "/rec"
+	dir := v.c.lease(namespace, lease)
+	if err := v.c.safe(dir); err != nil {
+		return nil, err
+	}
+	path := dir + "/rec"
 	rec, err := readRecord(path)
 	if err != nil || rec == nil {
 		return nil, err

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/underlease/underlease/backends"
 )
 
@@ -28,7 +30,7 @@ func TestALookWakesNobody(t *testing.T) {
 	g := acquire(t, c, "l", 1)
 	w := c.watch(t.Context())
 	if w == nil {
-		t.Skip("no inotify here")
+		require(t, "inotify", unix.ENOSYS)
 	}
 	defer w.close()
 	w.add(slotPath(c.lease("", "l"), 0), 0x8 /* IN_CLOSE_WRITE */)
