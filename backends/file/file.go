@@ -22,9 +22,9 @@
 //   - A lock is given up by close alone, never by LOCK_UN, which would free the copies of other processes too.
 //   - Every lock of a slot is tried while mu is held, because a probe would make others see the slot taken. A probe
 //     opens the file for reading: closing it then wakes no waiter, who listens for IN_CLOSE_WRITE.
-//   - rec is replaced by rename and never changed in place. An Acquire is on the disk before it returns. A release is
-//     not waited for where the file system keeps the order of data and rename; at worst a crash of the host forgets how
-//     the last holder ended.
+//   - rec is replaced by rename and never changed in place, and the new one is on the disk before it gets the name: what a
+//     crash of the host leaves is a whole record. An Acquire is on the disk before it returns. The name is not waited for
+//     in a release; at worst a crash of the host forgets how the last holder ended.
 //   - A missing rec starts from the clock, which is above every term it had. One that is there and cannot be read is
 //     [backends.ErrBroken] and stays as it is.
 //   - A term is handed out only when the clock has passed the one before it (where the clock was set back by more than
@@ -104,7 +104,7 @@ func (s system) open(_ context.Context, u *url.URL) (*backends.Store, error) {
 		return nil, backends.Configf("name a directory of a local file system, or add ?network=1 if only one host uses it",
 			"%s is on a network file system (%s), whose locks cannot be relied upon", dir, name)
 	}
-	c := newClient(dir, network, ordered(magic))
+	c := newClient(dir, network)
 	c.trust = safe
 	address := url.URL{Scheme: "file", Path: dir}
 	return &backends.Store{
@@ -220,11 +220,3 @@ var networks = map[int64]string{
 }
 
 func networkName(magic int64) string { return networks[int64(uint32(magic))] }
-
-// ordered reports whether a file system has the data of a file on the disk before a rename over an older file, without
-// an fsync. Elsewhere a crash of the host could leave an empty record.
-//
-// Source: Linux, Documentation/admin-guide/ext4.rst, auto_da_alloc (on by default). tmpfs does not outlive a crash.
-func ordered(magic int64) bool {
-	return magic == unix.EXT4_SUPER_MAGIC || magic == unix.TMPFS_MAGIC
-}
