@@ -197,7 +197,7 @@ func TestWithoutProcTheGroupIsStillKilled(t *testing.T) {
 }
 
 func TestTheWalkFindsDescendantsAndNobodyElse(t *testing.T) {
-	inside := exec.Command("sh", "-c", `sh -c "sleep 60; :" & (setsid sleep 60 &) ; sleep 60`)
+	inside := exec.Command("sh", "-c", `sh -c "sleep 60; :" & setsid sleep 60 & wait`)
 	outside := exec.Command("sleep", "60")
 	for _, c := range []*exec.Cmd{inside, outside} {
 		if err := c.Start(); err != nil {

@@ -271,7 +271,7 @@ func TestADirectoryThatAnotherCanRenameIsRefused(t *testing.T) {
 					client.trust = &trust{system: client.trust.system, dir: client.dir}
 					spoil()
 				}
-				_, err = store.Backend.Acquire(t.Context(), request("l"))
+				_, err = store.Acquire(t.Context(), request("l"))
 				_ = store.Close()
 			}
 			_, config := errors.AsType[*backends.ConfigError](err)
