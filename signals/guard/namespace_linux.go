@@ -98,6 +98,7 @@ func runInit() int {
 	var e syscall.Errno
 	if n.signals, e = Capture(); e == 0 {
 		g.capture()
+		heedNoFault()
 		e = mountProc()
 	}
 	dropAmbient()
@@ -117,6 +118,16 @@ func runInit() int {
 		}
 	}
 	return 0
+}
+
+// heedNoFault restores the default actions of the signals that tell a process of its own faults. Sent by a process of the namespace they are
+// then nothing to its first process, as the kernel protects that; a fault of our own still ends it.
+func heedNoFault() {
+	for _, sig := range [...]syscall.Signal{
+		syscall.SIGILL, syscall.SIGTRAP, syscall.SIGABRT, syscall.SIGBUS, syscall.SIGFPE, syscall.SIGSEGV, syscall.SIGSYS,
+	} {
+		Default(sig)
+	}
 }
 
 // mountProc gives the namespace a /proc of its own. Mounts from outside go on to appear here; ours appear nowhere else.
@@ -194,7 +205,14 @@ func (n *initial) start(sealed int, shared bool) bool {
 	if syscall.Geteuid() == 0 {
 		protect()
 	}
-	return true
+	// Once the command is collected nobody can say any more which pid it has outside.
+	fds := []pollfd{{fd: int32(n.sock), events: pollIn}}
+	for fds[0].revents == 0 {
+		poll(fds, -1)
+	}
+	var b [orderSize]byte
+	size, _, e := receive(n.sock, b[:])
+	return e == 0 && size > 0
 }
 
 // collect takes in what has ended and says whether anything is left to wait for.
@@ -255,11 +273,14 @@ func (g *guardian) enter(sealed int) (pid int, e syscall.Errno, isolation, late 
 			g.pidFd = fds[0]
 			if pid = pidOf(g.pidFd); pid == 0 {
 				e = syscall.ESRCH
+			} else {
+				e = Send(g.in.sock, Order{Op: OpLook})
 			}
 		}
 	}
-	if pid == 0 {
+	if e != 0 || late {
 		g.leave()
+		pid = 0
 	}
 	return pid, e, isolation, late
 }
