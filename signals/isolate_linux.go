@@ -162,9 +162,9 @@ func newBox(i Isolation) (*box, error) {
 		name := dir + "/" + boxPrefix + strconv.Itoa(os.Getpid()) + "-" + strconv.FormatUint(uint64(rand.Uint32()), 36)
 		err := syscall.Mkdir(name, 0o755)
 		switch {
-		case err == syscall.EEXIST && attempt < 3:
+		case errors.Is(err, syscall.EEXIST) && attempt < 3:
 			continue
-		case err == syscall.EROFS:
+		case errors.Is(err, syscall.EROFS):
 			return nil, fmt.Errorf("%s is mounted read-only", dir)
 		case err != nil:
 			return nil, fmt.Errorf("no control group can be made in %s: %w", dir, err)

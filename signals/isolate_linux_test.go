@@ -547,8 +547,8 @@ func TestWithoutNamespacesPidnsIsRefused(t *testing.T) {
 	r := prepare(t, isolated(signals.IsolatePidns, "true"))
 	copied := unprivileged(t, r, 0)
 	// A user namespace that allows none below it.
-	r.cmd.Path, r.cmd.Args = "/usr/bin/unshare", []string{"unshare", "--user", "--map-root-user", "sh", "-c",
-		`echo 0 > /proc/sys/user/max_pid_namespaces && exec "$0"`, copied}
+	script := `echo 0 > /proc/sys/user/max_pid_namespaces && exec "$0"`
+	r.cmd.Path, r.cmd.Args = "/usr/bin/unshare", []string{"unshare", "--user", "--map-root-user", "sh", "-c", script, copied}
 	r.start()
 	r.wantCode(rcIsolate)
 	if got := r.entry("refused").Err; !strings.Contains(got, "namespace") || !strings.Contains(got, syscall.ENOSPC.Error()) {

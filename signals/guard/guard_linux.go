@@ -655,7 +655,11 @@ func (g *guardian) start(fds []int) {
 		g.report(&Report{Kind: Refused, Errno: syscall.ENOMEM, At: Now()})
 		return
 	}
-	pid, e, isolation, late := 0, syscall.Errno(0), false, false
+	var (
+		pid             int
+		e               syscall.Errno
+		isolation, late bool
+	)
 	if c.Isolation == IsolatePidns {
 		pid, e, isolation, late = g.enter(fds[0])
 	} else {
