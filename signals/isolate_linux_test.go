@@ -162,7 +162,7 @@ func TestTheStateOfTheProcessPassesThroughEveryIsolation(t *testing.T) {
 	look := func(t *testing.T, i signals.Isolation) string {
 		r := prepare(t, isolated(i, "sh", "-c", `exec > "$D/seen"; pwd; umask; ulimit -a; nice; env | grep -v -e ^D= -e ^UL_TEST -e ^_=
 echo "$0 $@"; cd /proc/$$/fd; echo *; cat < /dev/stdin; [ $$ != 1 ] && echo "not the first"; [ "$(ps -o pid= -p $$ | tr -d " ")" = $$ ] && echo "ps knows it"
-cut -d" " -f3 /proc/$$/stat; grep -e Sig -e Shd -e NoNew /proc/$$/status; id -u; id -g`, "a b", "", "*"))
+cut -d" " -f3 /proc/$$/stat; grep -e Sig[BIC] -e NoNew /proc/$$/status; id -u; id -g`, "a b", "", "*"))
 		dir := filepath.Join(r.dir, "cwd")
 		os.Mkdir(dir, 0o755)
 		r.cmd.Dir = "/"
@@ -353,7 +353,10 @@ func (r *run) killBoth() signals.Instant {
 // Q48
 func TestANamespaceDiesWithWrapperAndGuardian(t *testing.T) {
 	need(t, signals.IsolatePidns)
-	worst := time.Duration(0)
+	worst, limit := time.Duration(0), 20*time.Millisecond
+	if raceDetector {
+		limit = 200 * time.Millisecond // its first process has shadow memory to give back before the kernel kills the others
+	}
 	for range 10 {
 		r := launch(t, isolated(signals.IsolatePidns, tree(true)...))
 		r.beats(treeNames...)
@@ -362,7 +365,7 @@ func TestANamespaceDiesWithWrapperAndGuardian(t *testing.T) {
 		for _, n := range treeNames {
 			worst = max(worst, time.Duration(r.last(n)-at))
 		}
-		r.wantSilent(at, 20*time.Millisecond, treeNames...)
+		r.wantSilent(at, limit, treeNames...)
 	}
 	t.Logf("the last beat of any process was at most %v after wrapper and guardian were killed", worst)
 }
@@ -611,6 +614,9 @@ func TestAFrozenRunDoesNotGoOnPastItsDeadline(t *testing.T) {
 		dir := group(t, "")
 		p := isolated(i, "sh", "-c", `UL_TEST_MODE=spin exec "$EXE" "$D/main"`)
 		p.StopIn, p.KillIn, p.Diligent = 500*time.Millisecond, 600*time.Millisecond, true
+		if raceDetector {
+			p.StopIn, p.KillIn = 3*time.Second, 3100*time.Millisecond
+		}
 		r := prepare(t, p)
 		if err := os.WriteFile(filepath.Join(r.dir, "main"), make([]byte, 16), 0o600); err != nil {
 			t.Fatal(err)
@@ -723,6 +729,7 @@ i=1; while [ $i -lt %d ]; do case $i in *7) setsid %s & ;; *) setsid sleep 60 & 
 			p.Listens, p.KillOn = true, syscall.SIGUSR1
 			r := launch(t, p)
 			eventually(t, "all processes", func() bool { return r.read("all") != "" })
+			r.entry("started")
 			at := signals.Now()
 			r.cmd.Process.Signal(syscall.SIGUSR1)
 			r.wantSignal(syscall.SIGKILL)
