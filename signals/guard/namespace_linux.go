@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"errors"
 	"runtime"
 	"strconv"
 	"syscall"
@@ -33,7 +34,7 @@ func Enter() (pid, sock int, e syscall.Errno) {
 		if uid == 0 {
 			pid, err = fork(InitName, pair[1], attr)
 		}
-		if err == syscall.EPERM {
+		if errors.Is(err, syscall.EPERM) {
 			attr.Cloneflags |= syscall.CLONE_NEWUSER
 			attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: uid, HostID: uid, Size: 1}}
 			attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: gid, HostID: gid, Size: 1}}
