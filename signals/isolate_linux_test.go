@@ -28,9 +28,7 @@ func eachIsolation(t *testing.T, f func(t *testing.T, i signals.Isolation)) {
 
 func need(t *testing.T, i signals.Isolation) {
 	t.Helper()
-	if err := i.Possible(); err != nil {
-		t.Skipf("no --isolate %s here: %v", i, err)
-	}
+	require(t, string(i), i.Possible())
 }
 
 func isolated(i signals.Isolation, args ...string) plan {
