@@ -180,7 +180,7 @@ func newBox(i Isolation) (*box, error) {
 			}
 			syscall.Close(fd)
 		}
-		syscall.Rmdir(name)
+		_ = syscall.Rmdir(name)
 		if attempt >= 3 { // else swept away before it was locked, perhaps
 			return nil, fmt.Errorf("%s cannot be used: %w", dir, err)
 		}

@@ -113,7 +113,7 @@ func (c Cgroup) Remove() {
 	var b [4096]byte
 	n, err := syscall.Readlink("/proc/self/fd/"+strconv.Itoa(int(c)), b[:])
 	if err == nil && n < len(b) {
-		syscall.Rmdir(string(b[:n]))
+		_ = syscall.Rmdir(string(b[:n])) // EBUSY where a process is left
 	}
 }
 
@@ -121,7 +121,7 @@ func (c Cgroup) removeBelow() {
 	c.below(func(name string, sub Cgroup) {
 		sub.removeBelow()
 		if p, err := syscall.BytePtrFromString(name); err == nil {
-			syscall.Syscall(syscall.SYS_UNLINKAT, uintptr(c), uintptr(unsafe.Pointer(p)), atRemoveDir)
+			_, _, _ = syscall.Syscall(syscall.SYS_UNLINKAT, uintptr(c), uintptr(unsafe.Pointer(p)), atRemoveDir)
 		}
 	})
 }

@@ -127,7 +127,7 @@ func heedNoFault() {
 	for _, sig := range [...]syscall.Signal{
 		syscall.SIGILL, syscall.SIGTRAP, syscall.SIGABRT, syscall.SIGBUS, syscall.SIGFPE, syscall.SIGSEGV, syscall.SIGSYS,
 	} {
-		Default(sig)
+		_ = Default(sig) // none of them can be refused
 	}
 }
 
@@ -160,7 +160,9 @@ func dropAmbient() {
 	syscall.RawSyscall(syscall.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&none)), 0)
 }
 
-func (n *initial) tell(r *Report, fds ...int) { send(n.sock, r.bytes(), fds...) }
+func (n *initial) tell(r *Report, fds ...int) {
+	_ = send(n.sock, r.bytes(), fds...) // a guardian that is gone shows at the socket
+}
 
 // obey starts the command when it is told to; false when the guardian is gone.
 func (n *initial) obey() bool {
@@ -202,7 +204,7 @@ func (n *initial) start(sealed int, shared bool) bool {
 	n.tell(&Report{Kind: Started}, fd)
 	syscall.Close(fd)
 	CloseInherited()
-	syscall.Dup3(0, 2, syscall.O_CLOEXEC) // it has no words for people
+	_ = syscall.Dup3(0, 2, syscall.O_CLOEXEC) // it has no words for people
 	if syscall.Geteuid() == 0 {
 		protect()
 	}
