@@ -689,8 +689,8 @@ func TestAWrapperThatIsKilledForLackOfMemoryLeavesNothing(t *testing.T) {
 		r.wantSignal(syscall.SIGKILL)
 		at := signals.Now()
 		eventually(t, "end of the guardian", func() bool { return !alive(g) })
-		// Where memory is short everything in the group waits for it, the guardian too: the usual margin.
-		r.wantSilent(at+int64(p.Grace), 250*time.Millisecond+slack, treeNames...)
+		// Where memory is short everything in the group waits for it, the guardian too, whose code may have to be read again.
+		r.wantSilent(at+int64(p.Grace), 750*time.Millisecond+slack, treeNames...)
 	})
 }
 
