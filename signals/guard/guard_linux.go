@@ -12,7 +12,7 @@ const (
 	stuckAfter  = 1_000_000_000  // from the first SIGKILL to the first report
 	stuckEvery  = 10_000_000_000 // between two reports
 	sameSignal  = 50_000_000     // two deliveries of one signal within this are one act of its sender
-	holdSignal  = 10_000_000     // for the canary to tell
+	holdSignal  = 10_000_000     // for the sender of a signal to all to be done
 	collectMost = 64             // children that one turn takes in, so that the clock is looked at however fast they end
 	exitRefused = 70
 )
@@ -567,14 +567,10 @@ func (g *guardian) obey() {
 
 // forward passes a signal on to the command, unless its sender has reached the command already: a signal that came to us as well, at the same
 // moment, went to every process of our control group, and one that came to the canary to every process of the caller's
-// group. The canary may be slower than the wrapper, so with it there is a short wait.
+// group. Whoever sends to many is not done with all of them when the wrapper passes it on, so there is a short wait.
 func (g *guardian) forward(sig syscall.Signal) {
 	now := Now()
-	h := heldSignal{sig, now, now}
-	if g.canary != 0 {
-		h.due += holdSignal
-	}
-	g.held = append(g.held, h)
+	g.held = append(g.held, heldSignal{sig, now, now + holdSignal})
 	g.release(now)
 }
 
