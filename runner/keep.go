@@ -432,18 +432,11 @@ func (k *keeper) sayLeftovers(ev signals.Event) {
 }
 
 func (k *keeper) sayStuck(ev signals.Event) {
-	text := fmt.Sprintf("%d %s still alive after SIGKILL: pids %v", ev.Count, plural(ev.Count, "process is", "processes are"), ev.Pids)
-	switch {
-	case ev.Count == 0:
-		text = "the tree has not ended after SIGKILL, and there is no usable /proc in which to look for it"
-	case ev.Err != nil:
-		text += ": " + ev.Err.Error()
-	}
 	hint := "the lease is kept until the last of them has ended"
 	if k.machine.IsLost() {
 		hint = "the lease is lost: another run may begin beside them"
 	}
-	k.Say(text, hint)
+	k.Say("still alive after SIGKILL: "+ev.Known(), hint)
 }
 
 func plural(n int, one, many string) string {
