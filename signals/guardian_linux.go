@@ -57,11 +57,12 @@ type Guardian struct {
 	gone    chan struct{} // closed when the tree is gone, or there never was one
 	dead    chan struct{} // closed when the guardian was collected
 
-	last    Deadlines // published; used by the caller's goroutine alone
-	started atomic.Int64
-	command atomic.Int64 // pid
-	shot    atomic.Bool  // we ended the guardian ourselves
-	backup  sync.Once
+	last       Deadlines      // published; used by the caller's goroutine alone, as is what follows
+	stopSignal syscall.Signal // of the command
+	started    atomic.Int64
+	command    atomic.Int64 // pid
+	shot       atomic.Bool  // we ended the guardian ourselves
+	backup     sync.Once
 
 	mu        sync.Mutex
 	collected bool // pid may be somebody else's
@@ -260,9 +261,12 @@ func (g *Guardian) Pin(fds []int) error {
 // has not answered by then is ended, and so is what it may have started: with any error but *StartError, which says why there is no command,
 // the tree is over when [Guardian.Events] is closed, and not before.
 func (g *Guardian) Start(c Command, d Deadlines) (int, error) {
-	g.last = d
+	g.last, g.stopSignal = d, c.StopSignal
 	g.page.Write(guard.Deadlines(d))
-	sealed := guard.Command{Path: c.Path, Args: c.Args, Env: c.Env, StopSignal: c.StopSignal, Grace: int64(c.Grace)}
+	sealed := guard.Command{
+		Path: c.Path, Args: c.Args, Env: c.Env, StopSignal: c.StopSignal, Grace: int64(c.Grace),
+		Socket: c.Socket, Term: c.Term, Entry: guard.AtEntry(),
+	}
 	switch c.Leftovers {
 	case LeftoversKill:
 		sealed.Leftovers = guard.LeftoversKill
@@ -360,6 +364,9 @@ func (g *Guardian) Publish(d Deadlines) {
 
 // Forward sends a signal to the command alone, unless the command has got it already, with us: from the terminal, or as a member of our control group.
 func (g *Guardian) Forward(sig syscall.Signal) {
+	if Ends(sig) || sig == g.stopSignal {
+		g.page.Drain(Now())
+	}
 	if g.shared && reached(sig, g.started.Load()) {
 		return
 	}
