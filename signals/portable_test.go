@@ -119,7 +119,7 @@ func TestPortableExitCodesBytesAndLeftovers(t *testing.T) {
 	if b, _ := os.ReadFile(filepath.Join(dir, "odd")); string(b) != "\xff\xfe" {
 		t.Errorf("the command's environment has %q, want the bytes as they were", b)
 	}
-	g, dir = portable(t, `sleep 0.3 & exit 0`, endlessly(), func(c *Command) { c.Leftovers = LeftoversWait })
+	g, _ = portable(t, `sleep 0.3 & exit 0`, endlessly(), func(c *Command) { c.Leftovers = LeftoversWait })
 	begun := time.Now()
 	if kinds, _, _ := drained(t, g); !slices.Equal(kinds, []EventKind{Exited, Leftover, Gone}) || time.Since(begun) < 200*time.Millisecond {
 		t.Errorf("events %v after %v, want that the leftover is waited for", kinds, time.Since(begun))

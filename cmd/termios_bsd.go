@@ -1,0 +1,7 @@
+//go:build darwin || freebsd
+
+package cmd
+
+import "golang.org/x/sys/unix"
+
+const termiosRequest = unix.TIOCGETA

@@ -1,0 +1,5 @@
+package cmd
+
+import "golang.org/x/sys/unix"
+
+const termiosRequest = unix.TCGETS
