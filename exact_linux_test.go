@@ -99,6 +99,14 @@ func TestSignalsThatWereIgnoredOrBlockedReachTheCommandSo(t *testing.T) {
 	}
 }
 
+// Without the entry there is what the Go runtime respects: nohup works.
+func TestWithoutTheEntryHangUpInterruptAndJobControlStayIgnored(t *testing.T) {
+	without, with := both(t, "underlease", []string{"-ignore", "1,2,20,21,22"}, "grep", "^SigIgn", "/proc/self/status")
+	if with != without || !strings.Contains(with, "0000000000380003") {
+		t.Errorf("the command sees %q, want %q as without us", with, without)
+	}
+}
+
 // The wrapper does not act on a signal either that was ignored when it was started.
 func TestAnIgnoredSignalStaysIgnoredForTheWrapper(t *testing.T) {
 	program := exactOrSkip(t)
