@@ -78,7 +78,7 @@ func (p *program) check(atLeast time.Duration, show bool) error {
 	case s.Stage != signals.StageHolding:
 		p.voice.say("no time left: the command is being stopped", "")
 	case left < atLeast:
-		p.voice.say(short(left.Truncate(time.Second))+" left before the command would be stopped, less than "+short(atLeast), "")
+		p.voice.say(runner.Short(left.Truncate(time.Second))+" left before the command would be stopped, less than "+runner.Short(atLeast), "")
 	default:
 		return nil
 	}
