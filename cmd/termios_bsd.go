@@ -1,7 +1,0 @@
-//go:build darwin || freebsd
-
-package cmd
-
-import "golang.org/x/sys/unix"
-
-const termiosRequest = unix.TIOCGETA

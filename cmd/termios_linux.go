@@ -1,5 +1,0 @@
-package cmd
-
-import "golang.org/x/sys/unix"
-
-const termiosRequest = unix.TCGETS
