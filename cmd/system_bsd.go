@@ -7,6 +7,7 @@ import "golang.org/x/sys/unix"
 const (
 	termiosRequest = unix.TIOCGETA
 	pathFlag       = unix.O_RDONLY // a directory has to be readable to be passed through
+	errNoAttribute = unix.ENOATTR
 )
 
 // isProc says no: there are no links here that only the kernel can follow.

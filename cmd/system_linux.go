@@ -5,6 +5,7 @@ import "golang.org/x/sys/unix"
 const (
 	termiosRequest = unix.TCGETS
 	pathFlag       = unix.O_PATH
+	errNoAttribute = unix.ENODATA
 )
 
 // isProc says whether links of this file system lead where only the kernel can follow.
