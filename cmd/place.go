@@ -246,7 +246,7 @@ func copyRights(from, to int) error {
 	const acl = "system.posix_acl_access" // xattr(7)
 	b := make([]byte, 64<<10)             // the most that an attribute has
 	n, err := unix.Fgetxattr(from, acl, b)
-	if err == errNoAttribute || err == unix.ENOTSUP {
+	if errors.Is(err, errNoAttribute) || errors.Is(err, unix.ENOTSUP) {
 		return nil
 	}
 	if err != nil {

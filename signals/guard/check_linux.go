@@ -74,7 +74,7 @@ func (g *guardian) answer() {
 		}
 		if Trusted(fd) {
 			a := g.standing()
-			send(fd, unsafe.Slice((*byte)(unsafe.Pointer(&a)), answerSize))
+			_ = send(fd, unsafe.Slice((*byte)(unsafe.Pointer(&a)), answerSize))
 		}
 		syscall.Close(fd)
 	}
@@ -144,8 +144,8 @@ func Ask(name string) (a Answer, why AskErr) {
 	}
 	defer syscall.Close(fd)
 	limit := syscall.Timeval{Sec: 1}
-	syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, syscall.SO_SNDTIMEO, &limit) // of connect too
-	syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, syscall.SO_RCVTIMEO, &limit)
+	_ = syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, syscall.SO_SNDTIMEO, &limit) // of connect too
+	_ = syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, syscall.SO_RCVTIMEO, &limit)
 	for {
 		err = syscall.Connect(fd, &syscall.SockaddrUnix{Name: name})
 		if err != syscall.EINTR {

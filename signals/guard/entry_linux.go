@@ -47,7 +47,7 @@ func ignoreAgain() {
 		case syscall.SIGKILL, syscall.SIGSTOP, syscall.SIGCHLD, syscall.SIGURG, syscall.SIGPROF,
 			syscall.SIGILL, syscall.SIGTRAP, syscall.SIGABRT, syscall.SIGBUS, syscall.SIGFPE, syscall.SIGSEGV, syscall.SIGSYS:
 		default:
-			rtSigaction(sig, &sigaction{handler: sigIgn}, nil)
+			_ = rtSigaction(sig, &sigaction{handler: sigIgn}, nil)
 		}
 	}
 }
@@ -58,8 +58,8 @@ func (g *guardian) forkExec(e *Entry, path string, args []string, attr *syscall.
 	s := attr.Sys
 	plain := syscall.SysProcAttr{Pdeathsig: s.Pdeathsig, Setpgid: s.Setpgid, UseCgroupFD: s.UseCgroupFD, CgroupFD: s.CgroupFD}
 	if e.Known == 0 || !samePlain(s, &plain) {
-		g.each(g.ignored, func(sig syscall.Signal) { rtSigaction(sig, &sigaction{handler: sigIgn}, nil) })
-		defer g.each(g.ignored, func(sig syscall.Signal) { captureSignal(sig, new(sigaction)) })
+		g.each(g.ignored, func(sig syscall.Signal) { _ = rtSigaction(sig, &sigaction{handler: sigIgn}, nil) })
+		defer g.each(g.ignored, func(sig syscall.Signal) { _ = captureSignal(sig, new(sigaction)) })
 		pid, err := syscall.ForkExec(path, args, attr)
 		if err == nil {
 			return pid, 0
