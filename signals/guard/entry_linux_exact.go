@@ -78,7 +78,7 @@ func (c *child) spawn(path string, args []string) (int, syscall.Errno) {
 	if e == 0 && c.errno != 0 {
 		e = c.errno
 		var ws syscall.WaitStatus
-		retry(func() syscall.Errno {
+		_ = retry(func() syscall.Errno {
 			_, err := syscall.Wait4(pid, &ws, wAll, nil)
 			e, _ := err.(syscall.Errno)
 			return e
