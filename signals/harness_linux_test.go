@@ -38,6 +38,14 @@ func TestMain(m *testing.M) {
 		count(os.Args[1])
 	case "hop":
 		hop(os.Args[1])
+	case "ask":
+		uid, _ := strconv.Atoi(os.Getenv("UL_TEST_UID"))
+		if err := syscall.Setuid(uid); err != nil {
+			panic(err)
+		}
+		s, err := signals.Ask(os.Getenv("UL_TEST_SOCKET"))
+		fmt.Println(int(s.Stage), err)
+		os.Exit(0)
 	case "root":
 		if err := syscall.Setresuid(0, 0, 0); err != nil { // as sudo does
 			panic(err)
@@ -66,6 +74,7 @@ type plan struct {
 	Breaks               bool   // it writes to broken pipes, a network connection's and descriptor 2
 	OwnGroup             bool
 	Wait                 time.Duration // between launch and start
+	Socket               string        // where the guardian answers checks
 }
 
 const never = time.Duration(-1)
@@ -165,7 +174,7 @@ func wrapper() {
 	}
 	pid, err := g.Start(signals.Command{
 		Path: path, Args: p.Args, Env: env, StopSignal: p.StopSignal, Grace: p.Grace,
-		Leftovers: p.Leftovers,
+		Leftovers: p.Leftovers, Socket: p.Socket, Term: "42",
 	}, d)
 	if err != nil {
 		note(entry{What: "refused", Err: err.Error()})

@@ -45,6 +45,8 @@ type Command struct {
 	StopSignal syscall.Signal
 	Grace      time.Duration // from a stop that the guardian decides alone to SIGKILL
 	Leftovers  Leftovers
+	Socket     string // from [NewSocket]: where the guardian answers [Ask] while the command runs; empty: nowhere
+	Term       string // that it tells whoever asks
 }
 
 // Status is how the command itself ended.

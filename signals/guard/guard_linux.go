@@ -27,9 +27,11 @@ type guardian struct {
 	timer     int
 	signals   int       // pipe of Capture
 	got       [65]int64 // when a signal came to us, or to the canary, that its sender meant for all
+	ignored   uint64    // when we were started, as far as the runtime has kept that
 	canary    int       // pid, or 0
 	song      int       // pipe of the canary, or -1
 	held      []heldSignal
+	checks    int // socket of those who ask how much time is left, or -1
 
 	command   Command
 	pid       int // of the command; 0 before the start
@@ -68,7 +70,7 @@ type heldSignal struct {
 func run() int {
 	runtime.LockOSThread() // PR_SET_PDEATHSIG of the command is about this thread
 	setName(Name)
-	g := &guardian{wrapper: syscall.Getppid(), pidFd: -1, wrapperFd: -1, song: -1, armed: Never, ownKill: Never}
+	g := &guardian{wrapper: syscall.Getppid(), pidFd: -1, wrapperFd: -1, song: -1, checks: -1, armed: Never, ownKill: Never}
 	hello, fds, ok, orphan := g.find()
 	if orphan {
 		return exitRefused // the run was over before we were ready: there is nothing to guard, and nothing to say
@@ -89,6 +91,7 @@ func run() int {
 	if g.signals, e = Capture(); e != 0 {
 		return exitRefused
 	}
+	g.ignored = ignoredNow()
 	g.capture()
 	if e = Subreaper(); e != 0 {
 		return exitRefused
@@ -410,6 +413,7 @@ func (g *guardian) end(now int64) {
 		syscall.Close(fd)
 	}
 	g.pins = nil
+	g.deafen()
 	g.ended = true
 	g.report(&Report{Kind: Gone, At: now})
 }
@@ -464,7 +468,7 @@ func (g *guardian) wait() {
 		_ = SetTimer(g.timer, next) // a timer of ours cannot be refused
 		g.armed = next
 	}
-	var fds [6]pollfd
+	var fds [7]pollfd
 	n := 0
 	add := func(fd int, events int16) *pollfd {
 		fds[n] = pollfd{fd: int32(fd), events: events} // a negative number is passed over
@@ -482,6 +486,7 @@ func (g *guardian) wait() {
 	if len(g.queue) > 0 {
 		sock.events |= pollOut
 	}
+	checks := add(g.checks, pollIn)
 	limit := int64(-1)
 	if g.more {
 		limit = 0
@@ -500,6 +505,9 @@ func (g *guardian) wait() {
 	}
 	if wrapper.revents != 0 {
 		g.wrapperGone()
+	}
+	if checks.revents != 0 {
+		g.answer()
 	}
 }
 
@@ -607,6 +615,7 @@ func (g *guardian) start(fds []int) {
 		g.report(&Report{Kind: Refused, Errno: syscall.ENOMEM, At: Now()})
 		return
 	}
+	g.hear(c.Socket)
 	pid, e, late := g.fork(&c)
 	switch {
 	case late:
@@ -618,9 +627,10 @@ func (g *guardian) start(fds []int) {
 		g.report(&Report{Kind: Started, Pid: int32(pid), At: Now()})
 	}
 	g.flush()
-	g.command = Command{StopSignal: c.StopSignal, Grace: c.Grace, Leftovers: c.Leftovers}
+	g.command = Command{StopSignal: c.StopSignal, Grace: c.Grace, Leftovers: c.Leftovers, Term: string([]byte(c.Term))}
 	syscall.Munmap(mapped)
 	if g.pid == 0 {
+		g.deafen()
 		return
 	}
 	if fd, e := PidfdOpen(pid); e == 0 {
@@ -652,22 +662,15 @@ func (g *guardian) fork(c *Command) (pid int, e syscall.Errno, late bool) {
 	if at, _ := stopAt(d); Now() >= at || g.page.ordered.Load() != 0 {
 		return 0, 0, true
 	}
-	pid, err := syscall.ForkExec(c.Path, c.Args, attr)
-	if err == syscall.ENOEXEC {
+	pid, e = g.forkExec(&c.Entry, c.Path, c.Args, attr)
+	if e == syscall.ENOEXEC {
 		args := []string{"/bin/sh", c.Path}
 		if len(c.Args) > 1 {
 			args = append(args, c.Args[1:]...)
 		}
-		pid, err = syscall.ForkExec("/bin/sh", args, attr)
+		pid, e = g.forkExec(&c.Entry, "/bin/sh", args, attr)
 	}
-	if err != nil {
-		e, ok := err.(syscall.Errno)
-		if !ok {
-			e = syscall.EINVAL
-		}
-		return 0, e, false
-	}
-	return pid, 0, false
+	return pid, e, false
 }
 
 // protect takes the guardian out of the kernel's choice when memory runs out. The command has what it inherited.

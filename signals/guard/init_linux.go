@@ -15,5 +15,6 @@ func init() {
 		code := run()
 		syscall.RawSyscall(syscall.SYS_EXIT_GROUP, uintptr(code), 0, 0)
 	}
+	ignoreAgain()
 	launchEarly()
 }
