@@ -30,11 +30,12 @@ CROSS := linux/arm64 linux/arm darwin/amd64 darwin/arm64 freebsd/amd64 freebsd/a
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/underlease .
 
-# The proofs measure, so that nothing may run beside them.
+# The trees and the proofs measure, so that nothing may run beside them.
 test:
-	$(GO) test $(TESTFLAGS) $$($(GO) list ./... | grep -v '/proof$$')
+	$(GO) test $(TESTFLAGS) $$($(GO) list ./... | grep -vE '/(proof|signals)$$')
+	$(GO) test $(TESTFLAGS) ./signals
 	$(GO) test -timeout=20m $(TESTFLAGS) ./proof
-	CGO_ENABLED=0 $(GO) test $(TESTFLAGS) -ldflags='-E ulentry' ./signals/... # the tree once more, with the entry of releases
+	CGO_ENABLED=0 $(GO) test $(TESTFLAGS) -ldflags='-E ulentry' ./signals # the tree once more, with the entry of releases
 	$(GO) test $(TESTFLAGS) -tags portable -run Portable ./signals
 
 lint:
