@@ -3,6 +3,7 @@
 #   make build                     bin/underlease
 #   make test                      all tests
 #   make lint                      gofmt, go vet, golangci-lint
+#   make cross                     compile for the other systems
 #   make bench                     start-up beside true and flock(1), memory, wake-ups; also bin/bench.json
 #   make install PREFIX=/usr DESTDIR=/tmp/pkg
 
@@ -15,23 +16,42 @@ VERSION     ?=
 
 COMMIT      := $(shell git rev-parse --short=12 HEAD 2>/dev/null)
 CMD         := github.com/underlease/underlease/cmd
-LDFLAGS     := -s -w $(if $(VERSION),-X $(CMD).version=$(VERSION) -X $(CMD).commit=$(COMMIT))
+# Releases have an entry of their own on these two: the command gets signals and descriptors exactly as without us.
+GOARCH      ?= $(shell $(GO) env GOARCH)
+GOOS        ?= $(shell $(GO) env GOOS)
+ENTRY       := $(if $(filter linux/amd64 linux/arm64,$(GOOS)/$(GOARCH)),-E ulentry)
+LDFLAGS     := -s -w $(ENTRY) $(if $(VERSION),-X $(CMD).version=$(VERSION) -X $(CMD).commit=$(COMMIT))
 
-.PHONY: build test lint bench install clean
+# The systems that are compiled for. Nothing of them runs here but Linux on amd64.
+CROSS := linux/arm64 linux/arm darwin/amd64 darwin/arm64 freebsd/amd64 freebsd/arm64
+
+.PHONY: build test lint cross bench install clean
 
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/underlease .
 
-# The proofs measure, so that nothing may run beside them.
+# The trees and the proofs measure, so that nothing may run beside them.
 test:
-	$(GO) test $(TESTFLAGS) $$($(GO) list ./... | grep -v '/proof$$')
+	$(GO) test $(TESTFLAGS) $$($(GO) list ./... | grep -vE '/(proof|signals)$$')
+	$(GO) test $(TESTFLAGS) ./signals
 	$(GO) test -timeout=20m $(TESTFLAGS) ./proof
+	CGO_ENABLED=0 $(GO) test $(TESTFLAGS) -ldflags='-E ulentry' ./signals # the tree once more, with the entry of releases
+	$(GO) test $(TESTFLAGS) -tags portable -run Portable ./signals
 
 lint:
 	@files=$$(git ls-files -z '*.go' | xargs -0r gofmt -l); \
 	if [ -n "$$files" ]; then echo "not formatted:"; echo "$$files"; exit 1; fi
 	$(GO) vet ./...
 	$(GOLANGCI) run
+
+cross:
+	@set -e; for t in $(CROSS); do \
+		echo "$$t"; \
+		GOOS=$${t%/*} GOARCH=$${t#*/} CGO_ENABLED=0 $(GO) build ./...; \
+		GOOS=$${t%/*} GOARCH=$${t#*/} CGO_ENABLED=0 $(GO) vet ./...; \
+	done
+	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null . # a program that refuses with one sentence
+	$(GO) vet -tags portable ./signals # the guardian of the other systems, whose logic is tested here
 
 bench: build
 	$(GO) run ./proof/bench -n 500 -json bin/bench.json bin/underlease

@@ -1,3 +1,5 @@
+//go:build linux || darwin || freebsd
+
 // The runtime would read the limits of the control group and all mounts of the host at every start, and the limits once a
 // second afterwards, to choose how many threads compute. Neither wrapper nor guardian computes.
 //

@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -10,10 +12,14 @@ import (
 	"os/exec"
 	"os/signal"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/underlease/underlease/backends"
 	"github.com/underlease/underlease/backends/mem"
@@ -33,6 +39,7 @@ var programs = map[string]func(){
 	"environ":      environ,
 	"descriptor":   descriptor,
 	"jsonlines":    jsonlines,
+	"started":      started,
 }
 
 // underlease is the program itself, with a store in the memory of each process that can hang and lose answers.
@@ -211,6 +218,57 @@ func jsonlines() {
 	if n == 0 {
 		must(errors.New("there is no line"))
 	}
+}
+
+// started CMD... becomes CMD, started with signals ignored and blocked and with descriptors closed, by their numbers: -ignore 13,15.
+// LISTEN_PID and WATCHDOG_PID become its own with -listen, and descriptor 3 a listening socket.
+func started() {
+	runtime.LockOSThread()
+	ignore := flag.String("ignore", "", "signals")
+	block := flag.String("block", "", "signals")
+	shut := flag.String("close", "", "descriptors")
+	listen := flag.Bool("listen", false, "as socket activation does")
+	flag.Parse()
+	numbers := func(s string) (all []uint) {
+		for word := range strings.SplitSeq(s, ",") {
+			if n, err := strconv.ParseUint(word, 10, 7); err == nil {
+				all = append(all, uint(n))
+			}
+		}
+		return all
+	}
+	path, err := exec.LookPath(flag.Arg(0))
+	must(err)
+	env := os.Environ()
+	if *listen {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+		must(err)
+		must(unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+		must(unix.Listen(fd, 1))
+		if fd != 3 {
+			must(unix.Dup3(fd, 3, 0))
+			must(unix.Close(fd))
+		}
+		pid := strconv.Itoa(os.Getpid())
+		env = append(env, "LISTEN_FDS=1", "LISTEN_PID="+pid, "WATCHDOG_PID="+pid, "NOTIFY_SOCKET=/run/none", "LISTEN_PIDFDID=1")
+	}
+	var set [2]uint64
+	for _, sig := range numbers(*ignore) {
+		action := struct{ handler, flags, restorer, mask uintptr }{handler: 1}
+		if _, _, e := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0); e != 0 {
+			must(e)
+		}
+	}
+	for _, sig := range numbers(*block) {
+		set[0] |= 1 << (sig - 1)
+	}
+	if _, _, e := unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&set)), 0, 8, 0, 0); e != 0 {
+		must(e)
+	}
+	for _, fd := range numbers(*shut) {
+		must(unix.Close(int(fd)))
+	}
+	must(syscall.Exec(path, flag.Args(), env))
 }
 
 func must(err error) {

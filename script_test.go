@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -521,6 +523,7 @@ var changing = []struct {
 	{regexp.MustCompile(`\bsince (\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d`), "since TIME"},
 	{regexp.MustCompile(`"20\d\d-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)"`), `"TIME"`},
 	{regexp.MustCompile(`\b1\d{12}\b`), "TERM"},
+	{regexp.MustCompile(`@underlease/[A-Z2-7]{26}`), "SOCKET"},
 	{regexp.MustCompile(`\b[0-9a-f]{32}:TERM`), "LINK:TERM"},
 	{regexp.MustCompile(`("(waited|held|ran|left|waited_for|held_for)_ms":)\d+`), "${1}N"},
 	{regexp.MustCompile(`"renewals":[1-9]\d*`), `"renewals":N`},

@@ -56,6 +56,7 @@ type deps struct {
 	open    func(context.Context, string) (*backends.Store, error)
 	run     func(context.Context, runner.Spec, *backends.Store, runner.Platform) runner.Result
 	dieBy   func(syscall.Signal)
+	ask     func(socket string) (signals.Standing, error) // a guardian
 }
 
 // failure is an error that ends the program with a code of ours, before there was a command.
@@ -148,8 +149,7 @@ func execute(d deps) (code int) {
 	if signals.Wanted(d.args) {
 		p.launchGuardian()
 	}
-	root := p.root()
-	cmd, err := root.ExecuteC()
+	cmd, err := p.start()
 	if p.out.err != nil {
 		p.voice.say("cannot write to standard output: "+p.out.err.Error(), "")
 		return runner.ExitSystem
@@ -166,6 +166,17 @@ func execute(d deps) (code int) {
 	}
 	p.voice.say(f.text, f.hint)
 	return f.code
+}
+
+// start parses the command line and does what it asks for. Of a check, which a command may make often, nothing else is built.
+func (p *program) start() (*cobra.Command, error) {
+	if len(p.args) > 0 && p.args[0] == "check" {
+		c := p.checkCommand()
+		c.SetArgs(p.args[1:])
+		p.prepare(c)
+		return c.ExecuteC()
+	}
+	return p.root().ExecuteC()
 }
 
 // launchGuardian starts the guardian without waiting for it.
@@ -297,8 +308,6 @@ func (p *program) root() *cobra.Command {
 		Short:             "Run a command while holding a named lease",
 		Args:              cobra.ArbitraryArgs,
 		Version:           buildVersion().Version,
-		SilenceErrors:     true,
-		SilenceUsage:      true,
 		DisableAutoGenTag: true,
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -310,10 +319,8 @@ func (p *program) root() *cobra.Command {
 		},
 	}
 	root.SetArgs(p.args)
-	root.SetOut(p.out)
-	root.SetErr(p.voice)
+	p.prepare(root)
 	root.SetVersionTemplate("underlease {{.Version}}\n")
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return p.flagError(c, err) })
 	root.SetHelpFunc(func(c *cobra.Command, _ []string) {
 		text := strings.TrimSpace(c.Long) + "\n"
 		if c != root && c.HasAvailableFlags() {
@@ -325,7 +332,7 @@ func (p *program) root() *cobra.Command {
 		_, _ = io.WriteString(p.out, text) // the error is kept
 	})
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(p.runCommand(), p.configCommand(), p.versionCommand(), p.completionCommand())
+	root.AddCommand(p.runCommand(), p.checkCommand(), p.configCommand(), p.versionCommand(), p.completionCommand())
 	root.SetHelpCommand(p.helpCommand(root))
 	return root
 }
@@ -336,6 +343,14 @@ func unknownCommand(root *cobra.Command, name string) error {
 		hint = "did you mean underlease " + near
 	}
 	return usagef(hint, "unknown command %q", name)
+}
+
+// prepare makes c speak as this program does.
+func (p *program) prepare(c *cobra.Command) {
+	c.SilenceErrors, c.SilenceUsage = true, true
+	c.SetOut(p.out)
+	c.SetErr(p.voice)
+	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return p.flagError(c, err) })
 }
 
 func commandNames(c *cobra.Command) []string {

@@ -8,6 +8,7 @@ const rootHelp = `underlease runs a command while holding a named lease.
 
 Commands:
   run NAME -- COMMAND   run COMMAND under the lease NAME
+  check [--for D]       inside COMMAND: is there still D before it would be stopped
   config [NAME]         show the settings in force, and where each came from
   version               show version and build
   completion SHELL      print a completion script for bash, zsh or fish
@@ -59,6 +60,21 @@ Exit codes: the command's own, and 64 usage, 69 store does not answer, 70 bug,
 71 system refused, 74 lease lost and command stopped, 75 busy, 76 store
 broke the contract, 77 permission denied, 78 settings, 124 --max-run,
 126 cannot be run, 127 not found.
+`
+
+const checkHelp = `  underlease check --for 5m || exit 75
+
+Inside a command that runs under a lease: is there still D before underlease
+would stop it? Its guardian answers by the clock of this moment.
+
+Usage: underlease check [--for D] [--print]
+
+  --for D    at least so long (0: just not being stopped)
+  --print    print the whole seconds that are left, or never
+
+Exit codes: 0 yes; 1 no, because less is left, or because the command is being
+stopped, by underlease or after a signal from outside; 64 usage; 74 it cannot
+be known: there is no lease around this process, or no guardian answers.
 `
 
 const configHelp = `  underlease config nightly-backup

@@ -28,7 +28,7 @@ func (p *place) close() { _ = unix.Close(p.dir) }
 
 const (
 	mostLinks = 40 // as the kernel: path_resolution(7)
-	pathOnly  = unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	pathOnly  = pathFlag | unix.O_NOFOLLOW | unix.O_CLOEXEC
 )
 
 // locate follows path, component by component.
@@ -87,7 +87,7 @@ func (p *place) walk(path string) error {
 			if err := unix.Fstatfs(p.dir, &fs); err != nil {
 				return &pathError{p.path, err}
 			}
-			if p.magic = fs.Type == unix.PROC_SUPER_MAGIC; !p.magic {
+			if p.magic = isProc(&fs); !p.magic {
 				target, err := readlinkat(p.dir, name)
 				if err != nil {
 					return &pathError{p.path, err}
@@ -126,7 +126,7 @@ func (p *place) walk(path string) error {
 }
 
 func (p *place) enter(at int, name string, nofollow int) error {
-	dir, err := unix.Openat(at, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC|nofollow, 0)
+	dir, err := unix.Openat(at, name, pathFlag|unix.O_DIRECTORY|unix.O_CLOEXEC|nofollow, 0)
 	if err != nil {
 		return &pathError{p.path, err}
 	}
@@ -240,13 +240,13 @@ func copyRights(from, to int) error {
 	if err := unix.Fchown(to, int(st.Uid), int(st.Gid)); err != nil {
 		return err
 	}
-	if err := unix.Fchmod(to, st.Mode&0o777); err != nil {
+	if err := unix.Fchmod(to, uint32(st.Mode)&0o777); err != nil { //nolint:unconvert // the type is not the same on every system
 		return err
 	}
 	const acl = "system.posix_acl_access" // xattr(7)
 	b := make([]byte, 64<<10)             // the most that an attribute has
 	n, err := unix.Fgetxattr(from, acl, b)
-	if err == unix.ENODATA || err == unix.ENOTSUP {
+	if errors.Is(err, errNoAttribute) || errors.Is(err, unix.ENOTSUP) {
 		return nil
 	}
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -165,6 +166,10 @@ func (p *program) runLease(command []string) error {
 			code = runner.ExitNotFound
 		}
 		return &failure{code, runner.OutcomeNotStarted, err.Error(), backends.Hint(err)}
+	}
+	if pid, _ := lookup(p.environ, "LISTEN_PID"); pid == strconv.Itoa(os.Getpid()) && !signals.Exact() {
+		p.warn("LISTEN_PID names this process and not the command, which will not take its sockets",
+			"releases for Linux on amd64 and arm64 pass them on: see underlease version")
 	}
 	spec.Args, spec.Env = command, p.environ
 	if p.s.report != "" {

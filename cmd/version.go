@@ -6,6 +6,8 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
+
+	"github.com/underlease/underlease/signals"
 )
 
 // version and commit are set by the linker in a release. Else the build information of the Go toolchain tells them.
@@ -18,10 +20,11 @@ type build struct {
 	Modified bool   `json:"modified"` // the tree had changes beside the commit
 	Go       string `json:"go"`
 	Platform string `json:"platform"`
+	Exact    bool   `json:"exact"` // signals, closed descriptors and limits reach the command as without us
 }
 
 func buildVersion() build {
-	b := build{Version: version, Commit: commit, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	b := build{Version: version, Commit: commit, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH, Exact: signals.Exact()}
 	if b.Version != "" {
 		return b
 	}
@@ -67,7 +70,11 @@ func (p *program) versionCommand() *cobra.Command {
 				}
 				line += ")"
 			}
-			_, err := fmt.Fprintf(p.out, "%s\n%s %s\n", line, b.Go, b.Platform)
+			inherited := "as Go leaves them"
+			if b.Exact {
+				inherited = "exact"
+			}
+			_, err := fmt.Fprintf(p.out, "%s\n%s %s, inherited signals: %s\n", line, b.Go, b.Platform, inherited)
 			return err
 		},
 	}

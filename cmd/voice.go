@@ -329,7 +329,7 @@ func terminalWidth(f *os.File, term string) int {
 	}
 	width := 0
 	_ = raw.Control(func(fd uintptr) {
-		if _, err := unix.IoctlGetTermios(int(fd), unix.TCGETS); err != nil {
+		if _, err := unix.IoctlGetTermios(int(fd), termiosRequest); err != nil {
 			return
 		}
 		width = 80

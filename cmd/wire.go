@@ -54,5 +54,6 @@ func MainWith(further map[string]backends.Scheme) int {
 		},
 		run:   runner.Run,
 		dieBy: signals.DieBy,
+		ask:   signals.Ask,
 	})
 }

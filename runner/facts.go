@@ -18,21 +18,23 @@ const (
 	factHeldBy   = "UNDERLEASE_HELD_BY"
 	factRunID    = "UNDERLEASE_RUN_ID"
 	factPrevious = "UNDERLEASE_PREVIOUS"
-	factSocket   = "UNDERLEASE_SOCKET"
 	factHeld     = "UNDERLEASE_HELD"
 
 	// A report belongs to one run, so that this setting is not passed on.
 	settingReport = "UNDERLEASE_REPORT"
 )
 
+// FactSocket is the variable that tells a command where its guardian answers; see [signals.Ask].
+const FactSocket = "UNDERLEASE_SOCKET"
+
 // Facts returns the names of the variables that tell a command about its run.
 func Facts() []string {
-	return []string{factName, factTerm, factSlot, factHeldBy, factRunID, factPrevious, factSocket, factHeld}
+	return []string{factName, factTerm, factSlot, factHeldBy, factRunID, factPrevious, FactSocket, factHeld}
 }
 
 // environ returns the command's environment: what was inherited, byte for byte and in its order, less the facts of
 // another run, and with those of this run last. A grant without a term gives none: then the command runs without a lease.
-func environ(inherited []string, g backends.Grant, identity string) []string {
+func environ(inherited []string, g backends.Grant, identity, socket string) []string {
 	chain := ""
 	env := make([]string, 0, len(inherited)+8)
 	for _, entry := range inherited {
@@ -40,7 +42,7 @@ func environ(inherited []string, g backends.Grant, identity string) []string {
 		switch name {
 		case factHeld:
 			chain = value
-		case factName, factTerm, factSlot, factHeldBy, factRunID, factPrevious, factSocket, settingReport:
+		case factName, factTerm, factSlot, factHeldBy, factRunID, factPrevious, FactSocket, settingReport:
 		default:
 			env = append(env, entry)
 		}
@@ -54,6 +56,9 @@ func environ(inherited []string, g backends.Grant, identity string) []string {
 			factRunID+"="+runID(g),
 			factPrevious+"="+Previous(g.Previous),
 		)
+		if socket != "" {
+			env = append(env, FactSocket+"="+socket)
+		}
 	}
 	if chain != "" {
 		env = append(env, factHeld+"="+chain)

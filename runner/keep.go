@@ -105,7 +105,7 @@ func drain(t Tree, limit time.Duration) {
 var errNoGuardian = errors.New("the guardian was lost")
 
 // start runs the command. Without an error it runs, or may run: only the guardian's refusal proves that it does not.
-func (k *keeper) start(env []string) error {
+func (k *keeper) start(env []string, socket string) error {
 	tree, err := k.Launch()
 	if err != nil {
 		return err
@@ -131,6 +131,8 @@ func (k *keeper) start(env []string) error {
 		Grace:      k.spec.Grace,
 		Leftovers:  k.spec.Leftovers,
 		Isolate:    k.spec.Isolate,
+		Socket:     socket,
+		Term:       k.term(),
 	}, k.deadlines())
 	if _, refused := errors.AsType[*signals.StartError](err); refused {
 		return err
@@ -168,6 +170,14 @@ func (k *keeper) notStarted(err error) (res Result, again bool) {
 		res.ExitCode = ExitCannotRun
 	}
 	return res, again
+}
+
+// term is what the guardian tells those who ask; empty without a lease.
+func (k *keeper) term() string {
+	if !k.leased {
+		return ""
+	}
+	return k.grant.Term.String()
 }
 
 // keep owns the decision from the start of the command to the release of the lease.
@@ -360,7 +370,7 @@ func (k *keeper) watch(ctx context.Context, w backends.Watcher) {
 func (k *keeper) forward(sig syscall.Signal) tenure.Orders {
 	k.tree.Forward(sig)
 	k.Log.Info("signal forwarded", "signal", signals.Name(sig))
-	if !stops(sig) && sig != k.spec.StopSignal {
+	if !signals.Ends(sig) && sig != k.spec.StopSignal {
 		return 0
 	}
 	return k.machine.Drain(k.Now())
@@ -376,16 +386,6 @@ func (k *keeper) asked() tenure.Orders {
 func (k *keeper) drain() tenure.Orders {
 	k.tree.Forward(k.spec.StopSignal)
 	return k.machine.Drain(k.Now())
-}
-
-// stops reports whether a signal is a request to finish. Others, such as HUP for "read your settings again", are none.
-func stops(sig syscall.Signal) bool {
-	switch sig {
-	case syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT:
-		return true
-	default:
-		return false
-	}
 }
 
 // happened takes in what the guardian saw.
@@ -436,18 +436,11 @@ func (k *keeper) sayLeftovers(ev signals.Event) {
 }
 
 func (k *keeper) sayStuck(ev signals.Event) {
-	text := fmt.Sprintf("%d %s still alive after SIGKILL: pids %v", ev.Count, plural(ev.Count, "process is", "processes are"), ev.Pids)
-	switch {
-	case ev.Count == 0:
-		text = "the tree has not ended after SIGKILL, and there is no usable /proc in which to look for it"
-	case ev.Err != nil:
-		text += ": " + ev.Err.Error()
-	}
 	hint := "the lease is kept until the last of them has ended"
 	if k.machine.IsLost() {
 		hint = "the lease is lost: another run may begin beside them"
 	}
-	k.Say(text, hint)
+	k.Say("still alive after SIGKILL: "+ev.Known(), hint)
 }
 
 func plural(n int, one, many string) string {

@@ -126,7 +126,8 @@ func (r *run) refuseNested(ctx context.Context) *Result {
 // reason that another attempt may not meet.
 func (r *run) hold(ctx context.Context, got held) (res Result, again bool) {
 	k := newKeeper(r, got)
-	if err := k.start(environ(r.spec.Env, got.Grant, r.store.Identity)); err != nil {
+	socket := signals.NewSocket()
+	if err := k.start(environ(r.spec.Env, got.Grant, r.store.Identity, socket), socket); err != nil {
 		res, again = k.notStarted(err)
 		k.dismiss() // first: the guardian may hold copies of the lock
 		end := backends.End{Outcome: backends.OutcomeNotStarted, ExitCode: res.ExitCode}
@@ -141,7 +142,7 @@ func (r *run) runWithout(ctx context.Context, failure Result) Result {
 	r.Say(fmt.Sprintf("running %q without a lease: %s", r.display(), failure.Reason), "")
 	k := newKeeper(r, held{Grant: backends.Grant{Namespace: r.spec.Namespace, Lease: r.spec.Lease, Holder: r.spec.Holder}, sent: r.Now()})
 	var res Result
-	if err := k.start(environ(r.spec.Env, k.grant, r.store.Identity)); err != nil {
+	if err := k.start(environ(r.spec.Env, k.grant, r.store.Identity, ""), ""); err != nil {
 		res, _ = k.notStarted(err)
 		k.dismiss()
 	} else {

@@ -756,11 +756,11 @@ func TestARunInsideItselfIsRefused(t *testing.T) {
 func TestWhatTheCommandLearns(t *testing.T) {
 	g := backends.Grant{Namespace: "prod", Lease: "nightly", Holder: "db1", Term: 42, Slot: 2, Previous: backends.End{Outcome: "max-run"}}
 	in := []string{"PATH=/bin", "UNDERLEASE_TERM=1", "odd", "UNDERLEASE_SOCKET=x", "UNDERLEASE_TTL=5s", "UNDERLEASE_REPORT=/r", "PATH=/usr/bin", "UNDERLEASE_HELD=aa:1"}
-	got := environ(in, g, "id")
+	got := environ(in, g, "id", "@s")
 	wanted := []string{
 		"PATH=/bin", "odd", "UNDERLEASE_TTL=5s", "PATH=/usr/bin",
 		"UNDERLEASE_NAME=nightly", "UNDERLEASE_HELD_BY=db1", "UNDERLEASE_TERM=42", "UNDERLEASE_SLOT=2",
-		"UNDERLEASE_RUN_ID=prod/nightly/42", "UNDERLEASE_PREVIOUS=failed",
+		"UNDERLEASE_RUN_ID=prod/nightly/42", "UNDERLEASE_PREVIOUS=failed", "UNDERLEASE_SOCKET=@s",
 		"UNDERLEASE_HELD=aa:1 " + link("id", "prod", "nightly") + ":42",
 	}
 	if !slices.Equal(got, wanted) {

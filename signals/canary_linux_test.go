@@ -4,6 +4,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -43,12 +44,7 @@ func (r *run) holdCanary() (release func()) {
 		close(let)
 		require(r.t, "ptrace", e)
 	}
-	release = func() {
-		if let != nil {
-			close(let)
-			let = nil
-		}
-	}
+	release = sync.OnceFunc(func() { close(let) })
 	r.t.Cleanup(release)
 	return release
 }

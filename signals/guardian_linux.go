@@ -14,26 +14,6 @@ import (
 	"github.com/underlease/underlease/signals/guard"
 )
 
-// Options say how the wrapper behaves beside its guardian. The zero value is right for a process that has other things to do as well.
-type Options struct {
-	// DropInherited lets go of the wrapper's own copies of the command's descriptors once the command runs: 0 and 1
-	// become /dev/null and what was inherited above 2 is closed. A reader of the command's output then sees the end of file
-	// when the command closes it. For a process that is nothing but a wrapper.
-	DropInherited bool
-	// OwnGroup puts the command into a process group of its own although there is a terminal: for a command that is not to use it.
-	OwnGroup bool
-}
-
-const (
-	answerWithin  = 10 * time.Second       // an answer of the guardian to Pin and Start; a machine under load is slow to start it
-	confirmWithin = 50 * time.Millisecond  // from the order to kill to the guardian's kill
-	aliveWithin   = 500 * time.Millisecond // between two signs of life of a guardian that kills
-	passEvery     = 2 * time.Millisecond   // between two walks of the wrapper's own kill
-	passSlowest   = 100 * time.Millisecond
-	stuckAfter    = time.Second
-	stuckEvery    = 10 * time.Second
-)
-
 // errGuardian is what Pin and Start return when there is no guardian to ask.
 var errGuardian = errors.New("the guardian has ended or does not answer")
 
@@ -60,11 +40,12 @@ type Guardian struct {
 	box    *box // the control group of the tree, or nil
 	inside bool // the tree is in a namespace, and dies with the guardian
 
-	last    Deadlines // published; used by the caller's goroutine alone
-	started atomic.Int64
-	command atomic.Int64 // pid
-	shot    atomic.Bool  // we ended the guardian ourselves
-	backup  sync.Once
+	last       Deadlines      // published; used by the caller's goroutine alone, as is what follows
+	stopSignal syscall.Signal // of the command
+	started    atomic.Int64
+	command    atomic.Int64 // pid
+	shot       atomic.Bool  // we ended the guardian ourselves
+	backup     sync.Once
 
 	mu        sync.Mutex
 	collected bool // pid may be somebody else's
@@ -264,9 +245,12 @@ func (g *Guardian) Pin(fds []int) error {
 // has not answered by then is ended, and so is what it may have started: with any error but *StartError, which says why there is no command,
 // the tree is over when [Guardian.Events] is closed, and not before.
 func (g *Guardian) Start(c Command, d Deadlines) (int, error) {
-	g.last = d
+	g.last, g.stopSignal = d, c.StopSignal
 	g.page.Write(guard.Deadlines(d))
-	sealed := guard.Command{Path: c.Path, Args: c.Args, Env: c.Env, StopSignal: c.StopSignal, Grace: int64(c.Grace)}
+	sealed := guard.Command{
+		Path: c.Path, Args: c.Args, Env: c.Env, StopSignal: c.StopSignal, Grace: int64(c.Grace),
+		Socket: c.Socket, Term: c.Term, Entry: guard.AtEntry(),
+	}
 	switch c.Leftovers {
 	case LeftoversKill:
 		sealed.Leftovers = guard.LeftoversKill
@@ -320,16 +304,6 @@ func (g *Guardian) Start(c Command, d Deadlines) (int, error) {
 	return int(r.Pid), nil
 }
 
-// refused says whether an error of fork and exec is about the system's resources, not about the file.
-func refused(e syscall.Errno) bool {
-	switch e {
-	case syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE:
-		return true
-	default:
-		return false
-	}
-}
-
 // answer waits for an answer of one of the kinds. Another one is the late answer to an order that was given up.
 func (g *Guardian) answer(within time.Duration, kinds ...guard.Kind) (guard.Report, error) {
 	t := time.NewTimer(within)
@@ -378,6 +352,9 @@ func (g *Guardian) Publish(d Deadlines) {
 
 // Forward sends a signal to the command alone, unless the command has got it already, with us: from the terminal, or as a member of our control group.
 func (g *Guardian) Forward(sig syscall.Signal) {
+	if Ends(sig) || sig == g.stopSignal {
+		g.page.Drain(Now())
+	}
 	if g.shared && reached(sig, g.started.Load()) {
 		return
 	}

@@ -42,6 +42,14 @@ func TestMain(m *testing.M) {
 		spin(os.Args[1])
 	case "eat":
 		eat(os.Args[1])
+	case "ask":
+		uid, _ := strconv.Atoi(os.Getenv("UL_TEST_UID"))
+		if err := syscall.Setuid(uid); err != nil {
+			panic(err)
+		}
+		s, err := signals.Ask(os.Getenv("UL_TEST_SOCKET"))
+		fmt.Println(int(s.Stage), err)
+		os.Exit(0)
 	case "root":
 		if err := syscall.Setresuid(0, 0, 0); err != nil { // as sudo does
 			panic(err)
@@ -71,6 +79,7 @@ type plan struct {
 	Breaks               bool   // it writes to broken pipes, a network connection's and descriptor 2
 	OwnGroup             bool
 	Wait                 time.Duration // between launch and start
+	Socket               string        // where the guardian answers checks
 }
 
 const never = time.Duration(-1)
@@ -171,7 +180,7 @@ func wrapper() {
 	}
 	pid, err := g.Start(signals.Command{
 		Path: path, Args: p.Args, Env: env, StopSignal: p.StopSignal, Grace: p.Grace,
-		Leftovers: p.Leftovers, Isolate: p.Isolate,
+		Leftovers: p.Leftovers, Isolate: p.Isolate, Socket: p.Socket, Term: "42",
 	}, d)
 	if err != nil {
 		note(entry{What: "refused", Err: err.Error()})

@@ -34,7 +34,7 @@ func (i Isolation) Possible() error {
 		if e != 0 {
 			return cannot(i, e)
 		}
-		r, _, e := guard.Answer(sock)
+		r, _, e := guard.NextReport(sock)
 		syscall.Close(sock)
 		guard.WaitEnded(pid)
 		guard.Reap(pid)

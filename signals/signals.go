@@ -57,6 +57,8 @@ type Command struct {
 	Grace      time.Duration // from a stop that the guardian decides alone to SIGKILL
 	Leftovers  Leftovers
 	Isolate    Isolation
+	Socket     string // from [NewSocket]: where the guardian answers [Ask] while the command runs; empty: nowhere
+	Term       string // that it tells whoever asks
 }
 
 // Status is how the command itself ended.

@@ -23,6 +23,7 @@ type Client struct {
 	dir     string
 	network bool               // on a network file system, where nothing notifies
 	sync    func(fd int) error // fsync
+	ordered bool               // see [ordered]
 	probe   int                // how files are opened to be locked only
 	clock   clock
 	trust   *trust // whether directories may be used; nil for all
@@ -49,8 +50,8 @@ var (
 	_ backends.Pinner  = (*Client)(nil)
 )
 
-func newClient(dir string, network bool) *Client {
-	c := &Client{dir: dir, network: network, sync: unix.Fsync, probe: unix.O_RDONLY, clock: hostClock(), held: map[key]*holding{}}
+func newClient(dir string, network, ordered bool) *Client {
+	c := &Client{dir: dir, network: network, ordered: ordered, sync: unix.Fsync, probe: unix.O_RDONLY, clock: hostClock(), held: map[key]*holding{}}
 	if network {
 		// Source: flock(2), NOTES: on NFS an exclusive lock needs a descriptor that can write.
 		c.probe = unix.O_RDWR

@@ -10,7 +10,7 @@ import (
 )
 
 // clock is the store's clock: this host's. Terms, versions and ages are counted by the wall clock, as every other
-// store does; holds by CLOCK_BOOTTIME, which neither steps nor stands still during a suspend, and by the wall clock
+// store does; holds by the clock since the boot, which neither steps nor stands still during a suspend, and by the wall clock
 // only over a reboot.
 type clock struct {
 	wall func() int64  // nanoseconds since 1970
@@ -24,7 +24,7 @@ func hostClock() clock {
 		boot: func() int64 {
 			var t unix.Timespec
 			// Source: clock_gettime(2): fails only for a clock or an address that does not exist.
-			_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t)
+			_ = unix.ClockGettime(bootClock, &t)
 			return t.Nano()
 		},
 		id: bootID,
@@ -71,8 +71,7 @@ func (c clock) left(s *slot) time.Duration {
 // runtime's own timers round up to that.
 func pause(ctx context.Context, d time.Duration) bool {
 	if d < time.Millisecond {
-		t := unix.NsecToTimespec(int64(d))
-		_ = unix.Nanosleep(&t, nil) // a signal only makes it shorter
+		shortSleep(int64(d))
 		return ctx.Err() == nil
 	}
 	t := time.NewTimer(d)

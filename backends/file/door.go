@@ -177,9 +177,8 @@ func (r *record) belongs(path, namespace, name string) error {
 
 // write puts the record in place. With durable it is on the disk before this returns.
 //
-// What a crash leaves is the old record or the new one, as a whole: the new one is on the disk before it gets the name.
-// Some file systems see to that by themselves, but none that could be recognised: ext4 has the magic number of ext2, and
-// an option that switches it off.
+// What a crash of the host leaves is the old record or the new one, as a whole: the new one is on the disk before it gets the
+// name. Where the file system sees to that by itself, a record that need not be durable is not waited for.
 func (d *door) write(durable bool) error {
 	if d.rec.namespace == "" && d.rec.lease == "" {
 		d.rec.namespace, d.rec.lease = d.namespace, d.name
@@ -191,7 +190,7 @@ func (d *door) write(durable bool) error {
 		return classify(err)
 	}
 	defer shut(fd)
-	if err = writeAll(fd, tmp, d.rec.encode()); err == nil {
+	if err = writeAll(fd, tmp, d.rec.encode()); err == nil && (durable || !d.c.ordered) {
 		err = fault("fsync", tmp, again(func() error { return d.c.sync(fd) }))
 	}
 	if err == nil {

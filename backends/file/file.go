@@ -23,8 +23,8 @@
 //   - Every lock of a slot is tried while mu is held, because a probe would make others see the slot taken. A probe
 //     opens the file for reading: closing it then wakes no waiter, who listens for IN_CLOSE_WRITE.
 //   - rec is replaced by rename and never changed in place, and the new one is on the disk before it gets the name: what a
-//     crash of the host leaves is a whole record. An Acquire is on the disk before it returns. The name is not waited for
-//     in a release; at worst a crash of the host forgets how the last holder ended.
+//     crash of the host leaves is a whole record. An Acquire is on the disk before it returns. A release is not waited for;
+//     at worst a crash of the host forgets how the last holder ended.
 //   - A missing rec starts from the clock, which is above every term it had. One that is there and cannot be read is
 //     [backends.ErrBroken] and stays as it is.
 //   - A term is handed out only when the clock has passed the one before it (where the clock was set back by more than
@@ -68,16 +68,12 @@ func Scheme() backends.Scheme {
 type system struct {
 	getenv func(string) string
 	uid    int
-	// kind returns the magic number of the file system of a path.
+	// kind returns the number of the kind of file system that a path is on; see networks.
 	kind func(path string) (int64, error)
 }
 
 func host() system {
-	return system{getenv: os.Getenv, uid: os.Geteuid(), kind: func(path string) (int64, error) {
-		var st unix.Statfs_t
-		err := again(func() error { return unix.Statfs(path, &st) })
-		return int64(st.Type), fault("statfs", path, err) //nolint:unconvert // the type is not the same on every architecture
-	}}
+	return system{getenv: os.Getenv, uid: os.Geteuid(), kind: fileSystem}
 }
 
 const rightForm = "write file: for the default directory, or file:///dir with an absolute path"
@@ -104,7 +100,7 @@ func (s system) open(_ context.Context, u *url.URL) (*backends.Store, error) {
 		return nil, backends.Configf("name a directory of a local file system, or add ?network=1 if only one host uses it",
 			"%s is on a network file system (%s), whose locks cannot be relied upon", dir, name)
 	}
-	c := newClient(dir, network)
+	c := newClient(dir, network, ordered(magic))
 	c.trust = safe
 	address := url.URL{Scheme: "file", Path: dir}
 	return &backends.Store{
@@ -198,25 +194,3 @@ func resolve(dir string) (whole, base string, err error) {
 		base, rest = filepath.Dir(base), filepath.Join(filepath.Base(base), rest)
 	}
 }
-
-// The file systems that are refused, by the numbers of statfs(2).
-//
-// Source: linux/magic.h, and statfs(2) for those that are not in it.
-var networks = map[int64]string{
-	unix.NFS_SUPER_MAGIC:  "nfs",
-	unix.SMB_SUPER_MAGIC:  "smb",
-	unix.SMB2_SUPER_MAGIC: "smb",
-	unix.CIFS_SUPER_MAGIC: "cifs",
-	unix.FUSE_SUPER_MAGIC: "fuse",
-	unix.V9FS_MAGIC:       "9p",
-	unix.CODA_SUPER_MAGIC: "coda",
-	unix.AFS_SUPER_MAGIC:  "afs",
-	unix.CEPH_SUPER_MAGIC: "ceph",
-	unix.NCP_SUPER_MAGIC:  "ncp",
-	0x01161970:            "gfs2",
-	0x7461636f:            "ocfs2",
-	0x0BD00BD0:            "lustre",
-	0x47504653:            "gpfs",
-}
-
-func networkName(magic int64) string { return networks[int64(uint32(magic))] }

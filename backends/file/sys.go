@@ -172,24 +172,6 @@ func stat(pid int) (start int64, state byte, ok bool) {
 	return start, fields[0][0], err == nil
 }
 
-// endIfStopped ends a process that is stopped and cannot see that its grant was broken; its guardian then ends the tree.
-// It does nothing unless p is proven to be the process that was recorded: same kernel, same pid namespace, same pid and
-// start, compared while a descriptor keeps the pid from being given to another.
-func (p process) endIfStopped() {
-	me := self()
-	if p == (process{}) || p == me || p.boot != me.boot || p.space != me.space {
-		return
-	}
-	fd, err := unix.PidfdOpen(p.pid, 0)
-	if err != nil {
-		return
-	}
-	defer shut(fd)
-	if start, state, ok := stat(p.pid); ok && start == p.start && (state == 'T' || state == 't') {
-		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
-	}
-}
-
 // locker returns the pid of the process that locked the file, as far as /proc/locks shows it, or zero.
 //
 // Source: proc_locks(5): ordinal, FLOCK, ADVISORY, WRITE, pid, major:minor:inode (the numbers of the device in hexadecimal).

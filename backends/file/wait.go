@@ -2,15 +2,8 @@ package file
 
 import (
 	"context"
-	"encoding/binary"
-	"errors"
-	"os"
-	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/underlease/underlease/backends"
 )
@@ -34,7 +27,7 @@ func (c *Client) WaitFree(ctx context.Context, req backends.Request) error {
 	for {
 		// Watch first, then look, so that nothing is missed between the two.
 		for number := range req.Slots {
-			w.add(slotPath(dir, number), unix.IN_CLOSE_WRITE|unix.IN_ATTRIB|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF)
+			w.add(slotPath(dir, number), inCloseWrite|inAttrib|inDeleteSelf|inMoveSelf)
 		}
 		left, err := c.busyFor(ctx, req)
 		if err != nil || left == 0 {
@@ -98,7 +91,7 @@ func (c *Client) WaitChange(ctx context.Context, g backends.Grant) error {
 		case "", "rec": // the directory or the slot's file itself, or the record
 			return true
 		case "slot." + strconv.Itoa(h.grant.Slot):
-			return mask&unix.IN_CLOSE_WRITE == 0
+			return mask&inCloseWrite == 0
 		default:
 			return false
 		}
@@ -107,9 +100,9 @@ func (c *Client) WaitChange(ctx context.Context, g backends.Grant) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		w.add(h.dir, unix.IN_MODIFY|unix.IN_MOVED_TO|unix.IN_MOVED_FROM|unix.IN_DELETE|unix.IN_CLOSE_WRITE|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF)
+		w.add(h.dir, inModify|inMovedTo|inMovedFrom|inDelete|inCloseWrite|inDeleteSelf|inMoveSelf)
 		// A file that somebody holds open is not deleted but loses its name, which is a change of its attributes.
-		w.add(slotPath(h.dir, h.grant.Slot), unix.IN_ATTRIB|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF)
+		w.add(slotPath(h.dir, h.grant.Slot), inAttrib|inDeleteSelf|inMoveSelf)
 		if seen, err := h.look(); err != nil || !sameAsk(seen.Ask, g.Ask) {
 			return nil // the caller renews and sees for itself what it is
 		}
@@ -124,77 +117,4 @@ func sameAsk(a, b *backends.Ask) bool {
 		return a == b
 	}
 	return a.Kind == b.Kind && a.Reason == b.Reason && a.By == b.By && a.At.Equal(b.At)
-}
-
-// watch is an inotify instance. A nil watch never notifies.
-type watch struct {
-	fd   int
-	file *os.File // fd, read through the runtime's poller so that no thread is blocked
-	stop func() bool
-}
-
-// watch returns nil where nothing can notify: on a network file system, or when no inotify instance is to be had.
-func (c *Client) watch(ctx context.Context) *watch {
-	if c.network {
-		return nil
-	}
-	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	if err != nil {
-		return nil
-	}
-	w := &watch{fd: fd, file: os.NewFile(uintptr(fd), "inotify")}
-	w.stop = context.AfterFunc(ctx, func() { _ = w.file.SetReadDeadline(time.Unix(1, 0)) })
-	return w
-}
-
-func (w *watch) close() {
-	if w != nil {
-		w.stop()
-		_ = w.file.Close()
-	}
-}
-
-// add watches what is at path now. A path that does not exist is found by the look that follows.
-func (w *watch) add(path string, mask uint32) {
-	if w != nil {
-		_, _ = unix.InotifyAddWatch(w.fd, filepath.Clean(path), mask)
-	}
-}
-
-// wait waits for an event that matters and reports whether one came before the time was over or the context ended.
-func (w *watch) wait(ctx context.Context, limit time.Duration, matters func(name string, mask uint32) bool) bool {
-	if w == nil {
-		pause(ctx, max(limit, time.Millisecond))
-		return false
-	}
-	var deadline time.Time // none
-	if limit < backends.Forever {
-		deadline = time.Now().Add(limit)
-	}
-	if err := w.file.SetReadDeadline(deadline); err != nil {
-		pause(ctx, min(limit, longestWait))
-		return false
-	}
-	if ctx.Err() != nil {
-		return false // its deadline may have been set before ours
-	}
-	var b [4096]byte
-	n, err := w.file.Read(b[:])
-	if err != nil {
-		if !errors.Is(err, os.ErrDeadlineExceeded) {
-			pause(ctx, min(limit, longestWait))
-		}
-		return false
-	}
-	// Source: inotify(7): wd int32, mask uint32, cookie uint32, len uint32, name padded with zero bytes.
-	for e := b[:n]; len(e) >= unix.SizeofInotifyEvent; {
-		mask := binary.NativeEndian.Uint32(e[4:])
-		length := int(binary.NativeEndian.Uint32(e[12:]))
-		name := strings.TrimRight(string(e[unix.SizeofInotifyEvent:unix.SizeofInotifyEvent+length]), "\x00")
-		if matters == nil || matters(name, mask) {
-			return true
-		}
-		e = e[unix.SizeofInotifyEvent+length:]
-	}
-	return false
 }

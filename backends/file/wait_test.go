@@ -1,3 +1,5 @@
+//go:build linux
+
 package file
 
 import (
@@ -126,7 +128,7 @@ func TestOtherSlotsDoNotWakeAHolder(t *testing.T) {
 
 func TestWithoutNotificationsWaitersPoll(t *testing.T) {
 	dir := t.TempDir()
-	c := newClient(dir, true)
+	c := newClient(dir, true, false)
 	t.Cleanup(func() { _ = c.Close() })
 	g := acquire(t, c, "l", 1)
 	done := waiting(t.Context(), c, request("l"))

@@ -1,3 +1,5 @@
+//go:build linux
+
 // Command bench measures a build of underlease beside true(1) and flock(1), and prints a table, and JSON on request.
 //
 //	bench [-n SAMPLES] [-json FILE] UNDERLEASE...

@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package figures measures what a run costs, side by side with what it replaces.
 //
 // # Promise

@@ -1,3 +1,5 @@
+//go:build linux
+
 // Command job is what the proofs run under a lease: a command that says, in stamps, when it was alive.
 //
 //	job DIR DURATION [WORD...]

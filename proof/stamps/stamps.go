@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package stamps tells from outside whether two commands ran at the same time under one lease.
 //
 // # Promise

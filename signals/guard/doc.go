@@ -29,6 +29,12 @@
 // does not wake up. The timer only wakes it up: what to do follows from the clock and the page, which every turn looks at,
 // and a turn neither waits for a process nor takes in more than a few.
 //
+// Whoever asks how much time is left gets one packet from an abstract socket that is open while the command runs: an answer that
+// is computed at that moment, to nobody but the same user, root and the command's own descendants (check_linux.go).
+//
+// In executables that are linked with -E ulentry the command starts with the signals, descriptors and limits that the wrapper was
+// started with, and not with what the Go runtime makes of them (entry_linux.go).
+//
 // # Limits
 //
 // Wrapper and guardian killed at the same instant: the command dies (PR_SET_PDEATHSIG), what it started does not. A process

@@ -13,7 +13,7 @@ const (
 	stuckAfter  = 1_000_000_000  // from the first SIGKILL to the first report
 	stuckEvery  = 10_000_000_000 // between two reports
 	sameSignal  = 50_000_000     // two deliveries of one signal within this are one act of its sender
-	holdSignal  = 10_000_000     // for the canary to tell
+	holdSignal  = 10_000_000     // for the sender of a signal to all to be done
 	collectMost = 64             // children that one turn takes in, so that the clock is looked at however fast they end
 	exitRefused = 70
 )
@@ -28,9 +28,11 @@ type guardian struct {
 	timer     int
 	signals   int       // pipe of Capture
 	got       [65]int64 // when a signal came to us, or to the canary, that its sender meant for all
+	ignored   uint64    // when we were started, as far as the runtime has kept that
 	canary    int       // pid, or 0
 	song      int       // pipe of the canary, or -1
 	held      []heldSignal
+	checks    int // socket of those who ask how much time is left, or -1
 
 	command   Command
 	pid       int // of the command; 0 before the start
@@ -72,7 +74,7 @@ type heldSignal struct {
 func run() int {
 	runtime.LockOSThread() // PR_SET_PDEATHSIG of the command is about this thread
 	setName(Name)
-	g := &guardian{wrapper: syscall.Getppid(), pidFd: -1, wrapperFd: -1, song: -1, armed: Never, ownKill: Never}
+	g := &guardian{wrapper: syscall.Getppid(), pidFd: -1, wrapperFd: -1, song: -1, checks: -1, armed: Never, ownKill: Never}
 	g.box, g.boxEvents, g.in.sock = NoCgroup, -1, -1
 	hello, fds, ok, orphan := g.find()
 	if orphan {
@@ -94,6 +96,7 @@ func run() int {
 	if g.signals, e = Capture(); e != 0 {
 		return exitRefused
 	}
+	g.ignored = ignoredNow()
 	g.capture()
 	if e = Subreaper(); e != 0 {
 		return exitRefused
@@ -440,6 +443,7 @@ func (g *guardian) end(now int64) {
 	if g.box != NoCgroup && g.orphan {
 		g.box.Remove() // else the wrapper does it
 	}
+	g.deafen()
 	g.ended = true
 	g.report(&Report{Kind: Gone, At: now})
 }
@@ -494,7 +498,7 @@ func (g *guardian) wait() {
 		_ = SetTimer(g.timer, next) // a timer of ours cannot be refused
 		g.armed = next
 	}
-	var fds [8]pollfd
+	var fds [9]pollfd
 	n := 0
 	add := func(fd int, events int16) *pollfd {
 		fds[n] = pollfd{fd: int32(fd), events: events} // a negative number is passed over
@@ -517,6 +521,7 @@ func (g *guardian) wait() {
 	if g.childless && g.exited && !g.ended {
 		box.fd = int32(g.boxEvents) // processes that are not below us keep it populated
 	}
+	checks := add(g.checks, pollIn)
 	limit := int64(-1)
 	if g.more {
 		limit = 0
@@ -541,6 +546,9 @@ func (g *guardian) wait() {
 	}
 	if wrapper.revents != 0 {
 		g.wrapperGone()
+	}
+	if checks.revents != 0 {
+		g.answer()
 	}
 }
 
@@ -608,14 +616,10 @@ func (g *guardian) obey() {
 
 // forward passes a signal on to the command, unless its sender has reached the command already: a signal that came to us as well, at the same
 // moment, went to every process of our control group, and one that came to the canary to every process of the caller's
-// group. The canary may be slower than the wrapper, so with it there is a short wait.
+// group. Whoever sends to many is not done with all of them when the wrapper passes it on, so there is a short wait.
 func (g *guardian) forward(sig syscall.Signal) {
 	now := Now()
-	h := heldSignal{sig, now, now}
-	if g.canary != 0 {
-		h.due += holdSignal
-	}
-	g.held = append(g.held, h)
+	g.held = append(g.held, heldSignal{sig, now, now + holdSignal})
 	g.release(now)
 }
 
@@ -655,6 +659,7 @@ func (g *guardian) start(fds []int) {
 		g.report(&Report{Kind: Refused, Errno: syscall.ENOMEM, At: Now()})
 		return
 	}
+	g.hear(c.Socket)
 	var (
 		pid             int
 		e               syscall.Errno
@@ -681,9 +686,10 @@ func (g *guardian) start(fds []int) {
 		g.report(&Report{Kind: Started, Pid: int32(pid), Note: note, At: Now()})
 	}
 	g.flush()
-	g.command = Command{StopSignal: c.StopSignal, Grace: c.Grace, Leftovers: c.Leftovers}
+	g.command = Command{StopSignal: c.StopSignal, Grace: c.Grace, Leftovers: c.Leftovers, Term: string([]byte(c.Term))}
 	syscall.Munmap(mapped)
 	if g.pid == 0 {
+		g.deafen()
 		return
 	}
 	if g.in.pid == 0 {
@@ -726,7 +732,7 @@ func (g *guardian) fork(c *Command) (pid int, e syscall.Errno, isolation, late b
 	if g.tooLate() {
 		return 0, 0, false, true
 	}
-	pid, e = execute(c, sys)
+	pid, e = execute(c, g.ignored, sys)
 	if e == 0 || g.box == NoCgroup {
 		return pid, e, false, false
 	}
@@ -743,24 +749,17 @@ func (g *guardian) fork(c *Command) (pid int, e syscall.Errno, isolation, late b
 }
 
 // execute runs the command, as execvp does where the file has a format that the kernel does not know.
-func execute(c *Command, sys *syscall.SysProcAttr) (int, syscall.Errno) {
+func execute(c *Command, ignored uint64, sys *syscall.SysProcAttr) (pid int, e syscall.Errno) {
 	attr := &syscall.ProcAttr{Env: c.Env, Files: []uintptr{0, 1, 2}, Sys: sys}
-	pid, err := syscall.ForkExec(c.Path, c.Args, attr)
-	if err == syscall.ENOEXEC {
+	pid, e = forkExec(&c.Entry, ignored, c.Path, c.Args, attr)
+	if e == syscall.ENOEXEC {
 		args := []string{"/bin/sh", c.Path}
 		if len(c.Args) > 1 {
 			args = append(args, c.Args[1:]...)
 		}
-		pid, err = syscall.ForkExec("/bin/sh", args, attr)
+		pid, e = forkExec(&c.Entry, ignored, "/bin/sh", args, attr)
 	}
-	if err != nil {
-		e, ok := err.(syscall.Errno)
-		if !ok {
-			e = syscall.EINVAL
-		}
-		return 0, e
-	}
-	return pid, 0
+	return pid, e
 }
 
 // protect takes the guardian out of the kernel's choice when memory runs out. The command has what it inherited.

@@ -19,5 +19,6 @@ func init() {
 		code := runInit()
 		syscall.RawSyscall(syscall.SYS_EXIT_GROUP, uintptr(code), 0, 0)
 	}
+	ignoreAgain()
 	launchEarly()
 }

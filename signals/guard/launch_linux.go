@@ -86,9 +86,10 @@ func fork(name string, sock int, sys *syscall.SysProcAttr) (int, error) {
 	pid, err := syscall.ForkExec("/proc/self/exe", []string{name}, attr)
 	if errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.EACCES) {
 		var self string
-		if self, err = os.Executable(); err == nil {
-			pid, err = syscall.ForkExec(self, []string{name}, attr)
+		if self, err = os.Executable(); err != nil {
+			return 0, errors.New("our own executable cannot be found: /proc is not mounted here")
 		}
+		pid, err = syscall.ForkExec(self, []string{name}, attr)
 	}
 	return pid, err
 }

@@ -58,8 +58,8 @@ func Enter() (pid, sock int, e syscall.Errno) {
 
 const capSysAdmin = 21 // include/uapi/linux/capability.h
 
-// Answer waits for the next report of a namespace's first process. EPIPE: it has ended.
-func Answer(sock int) (r Report, fds []int, e syscall.Errno) {
+// NextReport waits for the next report of a namespace's first process. EPIPE: it has ended.
+func NextReport(sock int) (r Report, fds []int, e syscall.Errno) {
 	for {
 		fds := []pollfd{{fd: int32(sock), events: pollIn}}
 		poll(fds, -1)
@@ -82,7 +82,8 @@ func Answer(sock int) (r Report, fds []int, e syscall.Errno) {
 // initial is the state of a namespace's first process.
 type initial struct {
 	sock, signals int
-	pid           int // of the command; 0 before it, -1 after it
+	ignored       uint64 // at the guardian's start, as far as the runtime has kept that
+	pid           int    // of the command; 0 before it, -1 after it
 }
 
 // runInit is the life of a namespace's first process. Its end is the end of everything in the namespace.
@@ -98,6 +99,7 @@ func runInit() int {
 	n := &initial{sock: g.sock}
 	var e syscall.Errno
 	if n.signals, e = Capture(); e == 0 {
+		n.ignored = ignoredNow()
 		g.capture()
 		heedNoFault()
 		e = mountProc()
@@ -189,7 +191,7 @@ func (n *initial) start(sealed int, shared bool) bool {
 		n.tell(&Report{Kind: Refused, Errno: syscall.ENOMEM})
 		return false
 	}
-	pid, e := execute(&c, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: !shared})
+	pid, e := execute(&c, n.ignored, &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: !shared})
 	syscall.Munmap(mapped)
 	fd := -1
 	if e == 0 {
@@ -248,11 +250,14 @@ type inside struct {
 
 // enter starts the namespace, and the command in it, if there is time for it.
 func (g *guardian) enter(sealed int) (pid int, e syscall.Errno, isolation, late bool) {
-	if g.in.pid, g.in.sock, e = Enter(); e != 0 {
+	heed := letIgnore(g.ignored) // it is handed down through that process, by those of a runtime that keeps it
+	g.in.pid, g.in.sock, e = Enter()
+	heed()
+	if e != 0 {
 		g.in = inside{sock: -1}
 		return 0, e, true, false
 	}
-	r, _, e := Answer(g.in.sock)
+	r, _, e := NextReport(g.in.sock)
 	switch {
 	case e != 0:
 		isolation = true
@@ -269,7 +274,7 @@ func (g *guardian) enter(sealed int) (pid int, e syscall.Errno, isolation, late 
 			break
 		}
 		var fds []int
-		if r, fds, e = Answer(g.in.sock); e == 0 && r.Kind != Started {
+		if r, fds, e = NextReport(g.in.sock); e == 0 && r.Kind != Started {
 			e = r.Errno
 		}
 		if e == 0 && len(fds) == 1 {

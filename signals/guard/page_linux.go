@@ -30,6 +30,8 @@ type Page struct {
 	beat    atomic.Int64 // by the guardian: its latest sign of life during a kill
 	canary  atomic.Int64 // by the guardian: pid of a child of its own that is not of the tree; 0 for none
 	top     atomic.Int64 // by the guardian: pid of the first process of the tree's namespace, itself not of the tree; 0 for none
+
+	draining atomic.Int64 // by the wrapper: when a signal from outside first asked the command to finish; 0 for not yet
 }
 
 const pageSize = 4096
@@ -96,6 +98,9 @@ func (p *Page) Read() Deadlines {
 
 // Order latches the wrapper's order to kill.
 func (p *Page) Order(now int64) { p.ordered.CompareAndSwap(0, now) }
+
+// Drain notes that a signal from outside asks the command to finish.
+func (p *Page) Drain(now int64) { p.draining.CompareAndSwap(0, now) }
 
 // Killing returns when the guardian's kill began and when it last showed a sign of life in it; zeros before.
 func (p *Page) Killing() (since, beat int64) { return p.killing.Load(), p.beat.Load() }

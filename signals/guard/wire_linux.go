@@ -133,6 +133,9 @@ type Command struct {
 	Grace      int64
 	Leftovers  Leftovers
 	Isolation  Isolation
+	Socket     string // where it answers a check, or empty
+	Term       string // that it tells then
+	Entry      Entry  // how the wrapper was started
 }
 
 // Isolation is what holds the tree together.
@@ -156,31 +159,34 @@ const (
 	LeftoversIgnore
 )
 
-// header begins the sealed memory; the strings follow, each with its length in four bytes: path, arguments, environment.
+// header begins the sealed memory; the strings follow, each with its length in four bytes: path, socket, term, arguments, environment.
 type header struct {
 	grace             int64
 	args, env         int64
 	signal, leftovers uint32
 	isolation, _      uint32
+	entry             Entry
 }
 
 const headerSize = int(unsafe.Sizeof(header{}))
 
 // Seal writes the command into sealed memory and returns its descriptor.
 func (c *Command) Seal() (int, syscall.Errno) {
-	size := headerSize + 4 + len(c.Path)
+	size := headerSize + 4 + len(c.Path) + 4 + len(c.Socket) + 4 + len(c.Term)
 	for _, l := range [][]string{c.Args, c.Env} {
 		for _, s := range l {
 			size += 4 + len(s)
 		}
 	}
-	h := header{c.Grace, int64(len(c.Args)), int64(len(c.Env)), uint32(c.StopSignal), uint32(c.Leftovers), uint32(c.Isolation), 0}
+	h := header{c.Grace, int64(len(c.Args)), int64(len(c.Env)), uint32(c.StopSignal), uint32(c.Leftovers), uint32(c.Isolation), 0, c.Entry}
 	b := append(make([]byte, 0, size), unsafe.Slice((*byte)(unsafe.Pointer(&h)), headerSize)...)
 	put := func(s string) {
 		n := len(s)
 		b = append(append(b, byte(n), byte(n>>8), byte(n>>16), byte(n>>24)), s...)
 	}
 	put(c.Path)
+	put(c.Socket)
+	put(c.Term)
 	for _, s := range c.Args {
 		put(s)
 	}
@@ -229,9 +235,9 @@ func unseal(fd int) (c Command, mapped []byte, ok bool) {
 		return unsafe.String(unsafe.SliceData(s), n)
 	}
 	c = Command{
-		Path: get(), Args: make([]string, h.args), Env: make([]string, h.env),
+		Path: get(), Socket: get(), Term: get(), Args: make([]string, h.args), Env: make([]string, h.env),
 		StopSignal: syscall.Signal(h.signal), Grace: h.grace, Leftovers: Leftovers(h.leftovers),
-		Isolation: Isolation(h.isolation),
+		Isolation: Isolation(h.isolation), Entry: h.entry,
 	}
 	for i := range c.Args {
 		c.Args[i] = get()

@@ -1,3 +1,5 @@
+//go:build unix
+
 package signals
 
 import (
@@ -88,12 +90,7 @@ func executable(path string) syscall.Errno {
 	default:
 		return syscall.EACCES
 	}
-	const (
-		atCwd     = -100
-		atEaccess = 0x200
-		mayRun    = 1
-	)
-	if err := syscall.Faccessat(atCwd, path, mayRun, atEaccess); err != nil {
+	if err := mayRun(path); err != nil {
 		e, ok := errors.AsType[syscall.Errno](err)
 		if !ok {
 			e = syscall.EACCES

@@ -1,0 +1,175 @@
+package signals_test
+
+import (
+	"errors"
+	"math"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/underlease/underlease/signals"
+)
+
+func standing(t *testing.T, socket string) signals.Standing {
+	t.Helper()
+	s, err := signals.Ask(socket)
+	if err != nil {
+		t.Fatalf("asked for the time that is left: %v", err)
+	}
+	return s
+}
+
+func TestTheGuardianAnswersAlsoWhileTheWrapperIsStopped(t *testing.T) {
+	p := endless("sleep", "99")
+	p.Socket, p.StopIn, p.KillIn = signals.NewSocket(), 20*time.Second, 30*time.Second
+	r := launch(t, p)
+	r.entry("started")
+	r.cmd.Process.Signal(syscall.SIGSTOP)
+	first := standing(t, p.Socket)
+	if first.Stage != signals.StageHolding || first.Term != "42" || first.Left > 20*time.Second || first.Left < 5*time.Second {
+		t.Errorf("got %+v, want some 20s that are left of term 42", first)
+	}
+	eventually(t, "later answer", func() bool { return standing(t, p.Socket).Left <= first.Left-10*time.Millisecond })
+	r.cmd.Process.Kill()
+	r.wait()
+	eventually(t, "end of the guardian", func() bool { return len(r.survivors()) == 0 })
+	var ask *signals.AskError
+	if s, err := signals.Ask(p.Socket); !errors.As(err, &ask) {
+		t.Errorf("after the end: got %+v and %v, want an AskError", s, err)
+	}
+}
+
+func TestASignalFromOutsideAndAStopOfOursLeaveNoTime(t *testing.T) {
+	p := endless("sh", "-c", `trap "" TERM HUP; echo > "$D/ready"; while :; do sleep 0.02; done`)
+	p.Socket, p.Listens, p.RunStopIn, p.RunKillIn = signals.NewSocket(), true, 1500*time.Millisecond, 3*time.Second
+	r := launch(t, p)
+	eventually(t, "command that is ready", func() bool { return r.read("ready") != "" })
+	if s := standing(t, p.Socket); s.Stage != signals.StageHolding || s.Left > 1500*time.Millisecond {
+		t.Errorf("got %+v, want at most what --max-run leaves", s)
+	}
+	forwarded := func(n int) {
+		eventually(t, "signal that is passed on", func() bool { return strings.Count(r.logged(), `"forwarded"`) == n })
+	}
+	r.cmd.Process.Signal(syscall.SIGHUP)
+	forwarded(1)
+	if s := standing(t, p.Socket); s.Stage != signals.StageHolding {
+		t.Errorf("after HUP: got %+v, want that it still holds: HUP asks nobody to finish", s)
+	}
+	r.cmd.Process.Signal(syscall.SIGTERM)
+	forwarded(2)
+	if s := standing(t, p.Socket); s.Stage != signals.StageDraining {
+		t.Errorf("after TERM: got %+v, want that it drains", s)
+	}
+	eventually(t, "stop of ours", func() bool { return standing(t, p.Socket).Stage == signals.StageStopping })
+	r.wantSignal(syscall.SIGKILL)
+}
+
+func TestWithoutADeadlineThereIsAlwaysTime(t *testing.T) {
+	p := endless("sleep", "99")
+	p.Socket = signals.NewSocket()
+	r := launch(t, p)
+	r.entry("started")
+	if s := standing(t, p.Socket); s.Left != math.MaxInt64 || s.Stage != signals.StageHolding {
+		t.Errorf("got %+v, want forever", s)
+	}
+	r.cmd.Process.Kill()
+	r.wait()
+	eventually(t, "end of the tree", func() bool { return len(r.survivors()) == 0 })
+}
+
+func TestClientsThatSayNothingDelayNoKillAndWakeNobody(t *testing.T) {
+	p := endless(tree(true)...)
+	p.Socket, p.StopIn, p.KillIn = signals.NewSocket(), 1200*time.Millisecond, 1500*time.Millisecond
+	r := launch(t, p)
+	r.beats(treeNames...)
+	kill := r.entry("started").Kill
+	connect := func() int {
+		fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		syscall.Connect(fd, &syscall.SockaddrUnix{Name: p.Socket}) // EAGAIN where the queue is full
+		return fd
+	}
+	for range 200 { // and never read
+		fd := connect()
+		defer syscall.Close(fd)
+	}
+	eventually(t, "answer in spite of them", func() bool { _, err := signals.Ask(p.Socket); return err == nil })
+	guardian := r.guardian()
+	calm := func() string {
+		b, _ := os.ReadFile("/proc/" + strconv.Itoa(guardian) + "/schedstat")
+		return string(b)
+	}
+	eventually(t, "guardian that sleeps beside open connections", func() bool {
+		before := calm()
+		<-time.After(20 * time.Millisecond)
+		return calm() == before
+	})
+	stop := make(chan struct{})
+	done := make(chan struct{})
+	go func() { // a flood while the kill is due
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				syscall.Close(connect())
+				runtime.Gosched()
+			}
+		}
+	}()
+	r.wantSignal(syscall.SIGKILL)
+	close(stop)
+	<-done
+	r.wantSilent(kill, slack, treeNames...)
+}
+
+func TestAStoppedGuardianIsNotWaitedForLongerThanASecond(t *testing.T) {
+	p := endless("sleep", "99")
+	p.Socket = signals.NewSocket()
+	r := launch(t, p)
+	r.entry("started")
+	guardian := r.guardian()
+	syscall.Kill(guardian, syscall.SIGSTOP)
+	begun := time.Now()
+	if s, err := signals.Ask(p.Socket); err == nil {
+		t.Errorf("got %+v from a stopped guardian", s)
+	}
+	if took := time.Since(begun); took < 900*time.Millisecond || took > 3*time.Second {
+		t.Errorf("waited for %v, want a second", took)
+	}
+	syscall.Kill(guardian, syscall.SIGCONT)
+	r.cmd.Process.Kill()
+	r.wait()
+	eventually(t, "end of the tree", func() bool { return len(r.survivors()) == 0 })
+}
+
+func TestStrangersGetNoAnswerAndDescendantsOfAnotherUserDo(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to become another user")
+	}
+	p := endless("sh", "-c", `UL_TEST_MODE=ask UL_TEST_UID=65534 "$EXE" > "$D/inside"; sleep 99`)
+	p.Socket = signals.NewSocket()
+	t.Setenv("UL_TEST_SOCKET", p.Socket)
+	r := launch(t, p)
+	eventually(t, "answer to a descendant", func() bool { return strings.HasSuffix(r.read("inside"), "\n") })
+	if got := r.read("inside"); got != "1 <nil>\n" {
+		t.Errorf("a descendant that became another user got %q, want an answer", got)
+	}
+	cmd := exec.CommandContext(t.Context(), exe)
+	cmd.Env = append(os.Environ(), "UL_TEST_MODE=ask", "UL_TEST_UID=65534")
+	out, err := cmd.Output()
+	if err != nil || string(out) != "0 the guardian does not answer this user\n" {
+		t.Errorf("a stranger got %q and %v, want no answer", out, err)
+	}
+	r.cmd.Process.Kill()
+	r.wait()
+	eventually(t, "end of the tree", func() bool { return len(r.survivors()) == 0 })
+}
