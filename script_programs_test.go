@@ -83,6 +83,9 @@ func beat() {
 		select {
 		case <-pace.C:
 			write("beat")
+			if _, err := os.Stat(flag.Arg(0)); err != nil { // its test is over, and has failed
+				os.Exit(1)
+			}
 		case <-terminated:
 			write("term")
 			end = time.NewTimer(*slow).C

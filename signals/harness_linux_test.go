@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -42,6 +43,8 @@ func TestMain(m *testing.M) {
 		spin(os.Args[1])
 	case "eat":
 		eat(os.Args[1])
+	case "client":
+		client(os.Args[1], len(os.Args) > 2)
 	case "ask":
 		uid, _ := strconv.Atoi(os.Getenv("UL_TEST_UID"))
 		if err := syscall.Setuid(uid); err != nil {
@@ -322,6 +325,22 @@ func eat(file string) {
 		eaten = append(eaten, b)
 		runtime.KeepAlive(eaten)
 	}
+}
+
+// client has a server work for it, and calls that off on TERM if it heeds that.
+func client(server string, stubborn bool) {
+	conn, err := net.Dial("unix", server)
+	if err != nil {
+		panic(err)
+	}
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGTERM)
+	conn.Write([]byte("work"))
+	for <-c; stubborn; <-c {
+	}
+	conn.Write([]byte("stop"))
+	conn.Read(make([]byte, 1)) // until it has stopped
+	os.Exit(0)
 }
 
 // count appends every signal that it gets to a file.

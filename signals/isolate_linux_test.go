@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -161,7 +162,7 @@ func TestTheStateOfTheProcessPassesThroughEveryIsolation(t *testing.T) {
 	look := func(t *testing.T, i signals.Isolation) string {
 		r := prepare(t, isolated(i, "sh", "-c", `exec > "$D/seen"; pwd; umask; ulimit -a; nice; env | grep -v -e ^D= -e ^UL_TEST -e ^_=
 echo "$0 $@"; cd /proc/$$/fd; echo *; cat < /dev/stdin; [ $$ != 1 ] && echo "not the first"; [ "$(ps -o pid= -p $$ | tr -d " ")" = $$ ] && echo "ps knows it"
-cut -d" " -f3 /proc/$$/stat; grep -e Sig[BIC] -e NoNew /proc/$$/status; id -u; id -g`, "a b", "", "*"))
+grep -e Sig[BIC] -e NoNew /proc/$$/status; id -u; id -g`, "a b", "", "*"))
 		dir := filepath.Join(r.dir, "cwd")
 		os.Mkdir(dir, 0o755)
 		r.cmd.Dir = "/"
@@ -186,9 +187,15 @@ cut -d" " -f3 /proc/$$/stat; grep -e Sig[BIC] -e NoNew /proc/$$/status; id -u; i
 	}
 	eachIsolation(t, func(t *testing.T, i signals.Isolation) {
 		if got := look(t, i); got != want {
-			t.Errorf("got %s\nwant, as without isolation, %s", got, want)
+			t.Errorf("got %s\nwant, as without isolation, %s", without(got, want), without(want, got))
 		}
 	})
+}
+
+// without returns the lines of a text that another one has not.
+func without(text, other string) string {
+	lines := slices.Collect(strings.Lines(other))
+	return strings.Join(slices.DeleteFunc(slices.Collect(strings.Lines(text)), func(l string) bool { return slices.Contains(lines, l) }), "")
 }
 
 func (r *run) wantStarted() {
@@ -537,16 +544,24 @@ func TestAReadOnlyControlGroupIsPassedOverByAutoAndRefusedByName(t *testing.T) {
 	if err := exec.Command("findmnt", "-n", mount).Run(); err != nil {
 		t.Skipf("%s is not a mount", mount)
 	}
-	for i, code := range map[signals.Isolation]int{signals.IsolateAuto: 0, signals.IsolateCgroup: rcIsolate} {
-		r := prepare(t, isolated(i, "true"))
-		r.cmd.Path = unprivileged(t, r, 0)
+	for i, code := range map[signals.Isolation]int{signals.IsolateAuto: 137, signals.IsolateCgroup: rcIsolate} {
+		p := isolated(i, "sh", "-c", `for i in 1 2 3; do UL_TEST_MODE=hop setsid "$EXE" "$D/hop$i" & done; trap "" TERM; while :; do sh -c "sh -c :" & wait; done`)
+		p.StopIn, p.KillIn = 800*time.Millisecond, time.Second
+		r := prepare(t, p)
+		copied := unprivileged(t, r, 0)
+		r.cmd.Path, r.cmd.Env = copied, append(r.cmd.Env, "EXE="+copied)
 		r.in(dir, append([]string{"unshare", "-m", "sh", "-c", `mount -o remount,bind,ro "$0" && exec "$@"`, mount}, asUser...)...)
 		r.start()
-		r.wantCode(code)
+		if ws := r.wait(); ws.ExitStatus() != code && 128+int(ws.Signal()) != code {
+			t.Errorf("%s: wrapper ended with %v, want %d; log:\n%s", i, r.cmd.ProcessState, code, r.logged())
+		}
 		if r.said() != "" {
 			t.Errorf("%s said %q, want nothing", i, r.said())
 		}
-		if want := mount + " is mounted read-only"; code != 0 && !strings.Contains(r.entry("refused").Err, want) {
+		if code == 137 { // what forks without end is killed all the same
+			r.wantSilent(r.entry("started").Kill, 50*time.Millisecond+slack, "hop1", "hop2", "hop3")
+		}
+		if want := mount + " is mounted read-only"; code == rcIsolate && !strings.Contains(r.entry("refused").Err, want) {
 			t.Errorf("refused with %q, want %q", r.entry("refused").Err, want)
 		}
 	}
@@ -600,6 +615,45 @@ func TestANamespaceWhoseFirstProcessIsKilledIsGone(t *testing.T) {
 	r.wantSilent(at, slack, treeNames...)
 }
 
+// From inside nobody outside can be signalled, whatever number it has; not even by a signal to everybody.
+func TestATreeInANamespaceCanSignalNobodyOutside(t *testing.T) {
+	need(t, signals.IsolatePidns)
+	amongStrangers(t, isolated(signals.IsolatePidns, "sh", "-c", `[ "$(cat /proc/1/comm)" = ul-init ] || exit 99
+trap "" TERM; while :; do for i in 1 2 3; do UL_TEST_MODE=hop setsid "$EXE" "$D/hop$i" & done; sleep 0.05; kill -KILL -1; done`))
+}
+
+// Q49
+func TestWhatIsSentToAllOfOurNameDoesNotEndTheGuardianInAnyIsolation(t *testing.T) {
+	needRoot(t)
+	eachIsolation(t, func(t *testing.T, i signals.Isolation) {
+		for _, sig := range []string{"KILL", "STOP"} {
+			p := isolated(i, tree(true)...)
+			p.Grace, p.StopIn, p.KillIn = 200*time.Millisecond, 1500*time.Millisecond, 1600*time.Millisecond
+			r := prepare(t, p)
+			// In a PID namespace, so that nobody else is meant. Its first process waits until it is the last one, at most 10s.
+			script := `"$0" & w=$!; for n in main background session double; do until [ -s "$D/$n" ]; do sleep 0.01; done; done
+for p in /proc/[0-9]*; do read -r name < "$p/comm"; [ "$name" = underlease ] && kill -$1 "${p#/proc/}" && echo "$name" >> "$D/hit"; done
+[ $1 = STOP ] && sleep 2 && kill -CONT $w; wait $w; echo $? > "$D/code"
+i=0; while [ $i -lt 500 ]; do set -- /proc/[0-9]*; [ $# = 1 ] && exit 0; sleep 0.02; i=$((i+1)); done; cat /proc/[0-9]*/comm; exit 1`
+			r.cmd.Path = unprivileged(t, r, 0)
+			named := filepath.Join(filepath.Dir(r.cmd.Path), "underlease")
+			if err := os.Rename(r.cmd.Path, named); err != nil {
+				t.Fatal(err)
+			}
+			r.cmd.Path, r.cmd.Args = "/usr/bin/unshare", []string{"unshare", "-f", "-p", "--mount-proc", "sh", "-c", script, named, sig}
+			r.start()
+			r.wantCode(0)
+			if got, want := r.read("code"), "137\n"; got != want {
+				t.Errorf("%s: the wrapper ended with %q, want %q", sig, got, want)
+			}
+			if got := r.read("hit"); got != "underlease\n" {
+				t.Errorf("%s was sent to %q, want to the wrapper alone", sig, got)
+			}
+			r.wantSilent(r.entry("started").Kill, slack, treeNames...)
+		}
+	})
+}
+
 // From inside, its first process heeds nothing.
 func TestTheFirstProcessOfANamespaceHeedsNoSignalFromInside(t *testing.T) {
 	need(t, signals.IsolatePidns)
@@ -614,6 +668,142 @@ grep -l "^State:.Z" /proc/[0-9]*/status > "$D/zombies" 2> /dev/null; exit 2`))
 	if z := r.read("zombies"); z != "" {
 		t.Errorf("zombies: %q", z)
 	}
+}
+
+// Q46: nothing can kill a process that the freezer of version 1 holds, as with one that waits for a device. It is not let go of.
+func TestAProcessThatCannotDieYetIsWaitedForInEveryIsolation(t *testing.T) {
+	eachIsolation(t, func(t *testing.T, i signals.Isolation) {
+		dir := group(t, "freezer")
+		freeze := func(state string) {
+			if err := os.WriteFile(dir+"/freezer.state", []byte(state), 0); err != nil {
+				t.Error(err)
+			}
+		}
+		p := isolated(i, "sh", "-c", `export UL_TEST_MODE=beat; setsid "$EXE" "$D/stuck" stubborn & exec "$EXE" "$D/main" stubborn`)
+		p.Listens, p.KillOn = true, syscall.SIGUSR1
+		r := launch(t, p)
+		defer freeze("THAWED")
+		r.beats("main", "stuck")
+		r.entry("started")
+		stuck := 0
+		for _, pid := range r.survivors() {
+			if strings.Contains(cmdline(pid), r.dir+"/stuck") {
+				stuck = pid
+			}
+		}
+		if err := os.WriteFile(dir+"/cgroup.procs", fmt.Append(nil, stuck), 0); err != nil {
+			t.Fatal(err)
+		}
+		freeze("FROZEN")
+		eventually(t, "frozen", func() bool {
+			b, _ := os.ReadFile(dir + "/freezer.state")
+			return string(b) == "FROZEN\n"
+		})
+		before := r.last("stuck")
+		r.cmd.Process.Signal(syscall.SIGUSR1)
+		eventually(t, "word of what is alive", func() bool { _, ok := r.event(signals.Stuck); return ok })
+		if ev, _ := r.event(signals.Stuck); !slices.Contains(ev.Pids, stuck) {
+			t.Errorf("alive is said to be %+v, want %d among them", ev, stuck)
+		}
+		if _, gone := r.event(signals.Gone); gone || !alive(stuck) || !alive(r.guardian()) {
+			t.Error("the run is over, and a process of it is alive")
+		}
+		if s := r.survivors(); !slices.Equal(s, []int{stuck}) {
+			t.Errorf("alive: %v, want %d alone", s, stuck)
+		}
+		freeze("THAWED")
+		r.wantSignal(syscall.SIGKILL)
+		if s := r.survivors(); len(s) != 0 || r.last("stuck") != before {
+			t.Errorf("alive: %v; it ran for %v after the thaw", s, time.Duration(r.last("stuck")-before))
+		}
+	})
+}
+
+// Q47: what somebody else was asked to do is not of the tree. A client that heeds the stop signal can call it off.
+func TestWorkThatWasHandedOnIsCalledOffByItsClientOrNotAtAll(t *testing.T) {
+	eachIsolation(t, func(t *testing.T, i signals.Isolation) {
+		for _, heeds := range []bool{true, false} {
+			args := []string{exe, fmt.Sprintf("@ultest-%d-%d", os.Getpid(), signals.Now())}
+			if !heeds {
+				args = append(args, "stubborn")
+			}
+			l, err := net.Listen("unix", args[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			work := exec.Command("sleep", "60")
+			working, calledOff := make(chan error, 1), make(chan bool, 1)
+			go func() {
+				conn, err := l.Accept()
+				if err == nil {
+					_, err = conn.Read(make([]byte, 4))
+				}
+				if err == nil {
+					err = work.Start()
+				}
+				working <- err
+				if err != nil {
+					return
+				}
+				defer conn.Close()
+				n, _ := conn.Read(make([]byte, 4))
+				if n > 0 {
+					work.Process.Kill()
+					work.Wait()
+				}
+				calledOff <- n > 0
+			}()
+			p := isolated(i, append([]string{"sh", "-c", `UL_TEST_MODE=client exec "$0" "$@"`}, args...)...)
+			p.StopIn, p.KillIn = 600*time.Millisecond, 900*time.Millisecond
+			if raceDetector {
+				p.StopIn, p.KillIn = 6*time.Second, 9*time.Second
+			}
+			r := launch(t, p)
+			if err := <-working; err != nil {
+				t.Fatal(err)
+			}
+			if heeds {
+				r.wantCode(0)
+			} else {
+				r.wantSignal(syscall.SIGKILL)
+			}
+			if got := <-calledOff; got != heeds {
+				t.Errorf("the work was called off: %t, want %t", got, heeds)
+			}
+			if !heeds {
+				if !alive(work.Process.Pid) {
+					t.Error("work that was handed on died with its client: it is of the tree")
+				}
+				work.Process.Kill()
+				work.Wait()
+			}
+		}
+	})
+}
+
+func TestTheTimeThatIsLeftIsToldInEveryIsolation(t *testing.T) {
+	eachIsolation(t, func(t *testing.T, i signals.Isolation) {
+		p := isolated(i, "sh", "-c", `UL_TEST_MODE=ask UL_TEST_UID=`+fmt.Sprint(os.Getuid())+` setsid "$EXE" > "$D/answer"; sleep 0.2; exit 3`)
+		p.Socket = signals.NewSocket()
+		t.Setenv("UL_TEST_SOCKET", p.Socket)
+		r := launch(t, p)
+		r.wantCode(3)
+		if got := r.read("answer"); got != "1 <nil>\n" {
+			t.Errorf("got %q, want that it holds", got)
+		}
+		if os.Geteuid() != 0 {
+			return
+		}
+		p.Args[2] = strings.ReplaceAll(p.Args[2], "UID=0", "UID=65534")
+		p.Socket = signals.NewSocket()
+		t.Setenv("UL_TEST_SOCKET", p.Socket)
+		r = launch(t, p)
+		r.wantCode(3)
+		if got := r.read("answer"); got != "1 <nil>\n" {
+			t.Errorf("as another user: got %q, want that it holds", got)
+		}
+	})
 }
 
 // Q14
@@ -721,6 +911,8 @@ func TestAGroupThatIsKilledForLackOfMemoryLeavesNothing(t *testing.T) {
 	})
 }
 
+func rounded(d signals.Instant) time.Duration { return time.Duration(d).Round(10 * time.Microsecond) }
+
 // Q05, Q10, Q45: processes that ignore TERM, have sessions and users of their own, and run away.
 func TestTreesOfEverySizeDieInEveryIsolation(t *testing.T) {
 	sizes := []int{1, 10, 100, 1000}
@@ -736,24 +928,37 @@ func TestTreesOfEverySizeDieInEveryIsolation(t *testing.T) {
 			names := []string{"main"}
 			last := ""
 			if n > 1 {
-				names = append(names, "last")
-				last = `UL_TEST_MODE=beat setsid "$EXE" "$D/last" stubborn &`
+				names = append(names, "last", "hop")
+				last = `UL_TEST_MODE=beat setsid "$EXE" "$D/last" stubborn & UL_TEST_MODE=hop setsid "$EXE" "$D/hop" &`
 			}
 			p := isolated(i, "sh", "-c", fmt.Sprintf(`trap "" TERM
-i=2; while [ $i -lt %d ]; do case $i in *7) setsid %s & ;; *) setsid sleep 60 & ;; esac; i=$((i+1)); done; %s
+i=3; while [ $i -lt %d ]; do case $i in *7) setsid %s & ;; *) setsid sleep 60 & ;; esac; i=$((i+1)); done; %s
 export UL_TEST_MODE=beat; exec "$EXE" "$D/main" stubborn`, n, user, last))
 			p.Listens, p.KillOn = true, syscall.SIGUSR1
 			r := launch(t, p)
 			r.beats(names...)
 			r.entry("started")
+			eventually(t, "start of all", func() bool { // what starts makes load
+				sleeping := 0
+				for _, pid := range r.survivors() {
+					if cmdline(pid) == "sleep 60" {
+						sleeping++
+					}
+				}
+				return sleeping == max(0, n-3)
+			})
 			at := signals.Now()
 			r.cmd.Process.Signal(syscall.SIGUSR1)
 			r.wantSignal(syscall.SIGKILL)
 			kill, _ := r.event(signals.Killing)
 			gone, _ := r.event(signals.Gone)
-			t.Logf("%4d processes: killed after %v, gone after %v more", n,
-				time.Duration(kill.At-at).Round(10*time.Microsecond), time.Duration(gone.At-kill.At).Round(10*time.Microsecond))
-			r.wantSilent(kill.At, 50*time.Millisecond+time.Duration(n)*300*time.Microsecond, names...)
+			late := signals.Instant(0)
+			for _, name := range names {
+				late = max(late, r.last(name)-kill.At)
+			}
+			t.Logf("%4d processes: the kill begins after %v, the last of them does something for the last time %v after that, all are collected after %v", n,
+				rounded(kill.At-at), rounded(late), rounded(gone.At-kill.At))
+			r.wantSilent(at, max(250*time.Millisecond, time.Duration(n)*300*time.Microsecond), names...) // the margin
 		}
 	})
 }
