@@ -41,6 +41,7 @@ type Guardian struct {
 	inside bool // the tree is in a namespace, and dies with the guardian
 
 	last       Deadlines      // published; used by the caller's goroutine alone, as is what follows
+	where      *where         // nil for not looked at yet
 	stopSignal syscall.Signal // of the command
 	started    atomic.Int64
 	command    atomic.Int64 // pid
@@ -234,6 +235,7 @@ func (g *Guardian) Pin(fds []int) error {
 			return fmt.Errorf("cannot hand the lock to the guardian: %w", e)
 		}
 		fds = fds[n:]
+		g.looked() // while the guardian answers
 		if _, err := g.answer(answerWithin, guard.Pinned); err != nil {
 			return err
 		}

@@ -18,7 +18,7 @@ import (
 func (i Isolation) Possible() error {
 	switch i {
 	case IsolateCgroup:
-		b, err := newBox(IsolateCgroup)
+		b, err := newBox(i, look())
 		if err != nil {
 			return err
 		}
@@ -81,7 +81,7 @@ func (g *Guardian) isolate(c Command, sealed *guard.Command) ([]int, error) {
 	case IsolateTree:
 		return nil, nil
 	}
-	b, err := newBox(c.Isolate)
+	b, err := newBox(c.Isolate, g.looked())
 	switch {
 	case err == nil:
 		g.mu.Lock()
@@ -150,14 +150,14 @@ type box struct {
 }
 
 // newBox makes a control group. With IsolateCgroup it takes whatever the kernel allows, with IsolateAuto only what was meant for us.
-func newBox(i Isolation) (*box, error) {
-	dir, own, err := ownCgroup()
-	if err != nil {
-		return nil, err
+func newBox(i Isolation, w where) (*box, error) {
+	if w.err != nil {
+		return nil, w.err
 	}
-	if i != IsolateCgroup && !delegated(dir, own) {
+	if i != IsolateCgroup && !w.delegated {
 		return nil, errors.New("it was not delegated to us")
 	}
+	dir := w.dir
 	for attempt := 0; ; attempt++ {
 		name := dir + "/" + boxPrefix + strconv.Itoa(os.Getpid()) + "-" + strconv.FormatUint(uint64(rand.Uint32()), 36)
 		err := syscall.Mkdir(name, 0o755)
@@ -215,6 +215,30 @@ func sweep(parent string) {
 		}
 		syscall.Close(fd)
 	}
+}
+
+// where is the control group that this process is in.
+type where struct {
+	dir       string
+	delegated bool
+	err       error // why there is none
+}
+
+func look() (w where) {
+	var own string
+	if w.dir, own, w.err = ownCgroup(); w.err == nil {
+		w.delegated = delegated(w.dir, own)
+	}
+	return w
+}
+
+// looked looks once: it takes a tenth of a millisecond, which [Guardian.Pin] has to spare and [Guardian.Start] has not.
+func (g *Guardian) looked() where {
+	if g.where == nil {
+		w := look()
+		g.where = &w
+	}
+	return *g.where
 }
 
 // ownCgroup returns the directory of the control group (v2) that this process is in, and its name in the hierarchy as this process sees it.
