@@ -356,8 +356,9 @@ func (r *run) killBoth() signals.Instant {
 	return at
 }
 
-// Q48. The guardian, every thread of the first process and the others have to be scheduled one after the other to die; on a busy machine that adds
-// up, and the median says what the mechanism takes.
+// Q48. What is measured is the last thing that any process of the tree does, not when the kernel has collected it. The guardian, every thread of the
+// first process and the others have to be scheduled one after the other to die; on a busy machine that adds up. Therefore it is the median that has
+// to be within 20ms, and the longest time for which the machine ran nobody is added: under load this shows the mechanism, not the machine.
 func TestANamespaceDiesWithWrapperAndGuardian(t *testing.T) {
 	need(t, signals.IsolatePidns)
 	limit := 20 * time.Millisecond
