@@ -603,7 +603,7 @@ func (g *guardian) release(now int64) {
 	}
 }
 
-// start forks the command if there is time for it, and then leaves the caller's session.
+// start forks the command if there is time for it, and then leaves the caller's process group.
 func (g *guardian) start(fds []int) {
 	if g.pid != 0 || len(fds) != 1 {
 		g.report(&Report{Kind: Refused, Errno: syscall.EINVAL, At: Now()})
@@ -642,7 +642,7 @@ func (g *guardian) start(fds []int) {
 			g.page.canary.Store(int64(pid))
 		}
 	}
-	syscall.Setsid()
+	g.leave()
 	// What came until now reached us as a member of the caller's process group, or before there was a command.
 	g.takeSignals()
 	g.got = [65]int64{}
@@ -650,6 +650,30 @@ func (g *guardian) start(fds []int) {
 	if syscall.Geteuid() == 0 {
 		protect()
 	}
+	hurry()
+}
+
+// leave takes the guardian out of the process group of its caller, so that what is meant for that group does not reach it. With a terminal it
+// leaves the session as well, and no terminal can hang up on it or stop it for writing. Without one it stays: a new session is a
+// scheduling group of its own (autogroup, sched(7)), and beside busy groups a lone sleeper of niceness 19 was woken up to a second late in
+// its own group, and at most some milliseconds late among the caller's processes.
+func (g *guardian) leave() {
+	if g.shared {
+		syscall.Setsid()
+	} else {
+		syscall.Setpgid(0, 0)
+	}
+}
+
+// hurry gives all threads of the guardian the lowest real-time priority where the system permits it (CAP_SYS_NICE, RLIMIT_RTPRIO): a
+// kill has to be in time whatever the niceness that we were started with and whatever else runs. All of them, since a thread that
+// holds a lock of the runtime must not wait for time that the first one does not need. Threads to come inherit it. The command does not: it
+// has been started. To run at the priority of everybody is no error.
+func hurry() {
+	eachNumber("/proc/self/task", func(tid int) {
+		priority := int32(1)
+		syscall.RawSyscall(syscall.SYS_SCHED_SETSCHEDULER, uintptr(tid), schedRR, uintptr(unsafe.Pointer(&priority)))
+	})
 }
 
 // fork runs the command, as execvp does where the file has a format that the kernel does not know.
