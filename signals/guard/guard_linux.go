@@ -36,6 +36,7 @@ type guardian struct {
 	command   Command
 	pid       int // of the command; 0 before the start
 	pidFd     int // pidfd of the command, or -1
+	settled   bool
 	exited    bool
 	childless bool
 	more      bool // a turn took in as many children as it may: there may be others
@@ -178,6 +179,9 @@ func (g *guardian) step() {
 	g.flush()
 	if g.finished {
 		return
+	}
+	if g.pid != 0 && !g.settled {
+		g.settle()
 	}
 	g.wait()
 }
@@ -603,7 +607,7 @@ func (g *guardian) release(now int64) {
 	}
 }
 
-// start forks the command if there is time for it, and then leaves the caller's process group.
+// start forks the command if there is time for it.
 func (g *guardian) start(fds []int) {
 	if g.pid != 0 || len(fds) != 1 {
 		g.report(&Report{Kind: Refused, Errno: syscall.EINVAL, At: Now()})
@@ -636,7 +640,12 @@ func (g *guardian) start(fds []int) {
 	if fd, e := PidfdOpen(pid); e == 0 {
 		g.pidFd = fd
 	}
-	if g.shared {
+}
+
+// settle is what remains to be done once there is a command, and need not be done for one that has ended already.
+func (g *guardian) settle() {
+	g.settled = true
+	if g.shared && !g.exited {
 		if pid, pipe, e := hatch(); e == 0 {
 			g.canary, g.song = pid, pipe
 			g.page.canary.Store(int64(pid))
@@ -661,7 +670,7 @@ func (g *guardian) leave() {
 	if g.shared {
 		syscall.Setsid()
 	} else {
-		syscall.Setpgid(0, 0)
+		_ = syscall.Setpgid(0, 0) // as a member of a group it cannot be refused
 	}
 }
 
