@@ -32,6 +32,9 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	case "wrapper":
 		wrapper()
+	case "large":
+		occupy(os.Args[2])
+		fallthrough
 	case "beat":
 		beat(os.Args[1], len(os.Args) > 2)
 	case "count":
@@ -272,6 +275,17 @@ func beat(file string, stubborn bool) {
 		at.Store(signals.Now())
 		ts := syscall.NsecToTimespec(200_000)
 		syscall.Nanosleep(&ts, nil)
+	}
+}
+
+// occupy fills so many bytes of memory.
+func occupy(bytes string) {
+	size, err := strconv.Atoi(bytes)
+	if err == nil {
+		_, err = syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON|syscall.MAP_POPULATE)
+	}
+	if err != nil {
+		panic(err)
 	}
 }
 

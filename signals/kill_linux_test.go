@@ -519,6 +519,45 @@ i=0; while [ $i -lt %d ]; do setsid sleep 60 & i=$((i+1)); done; echo > "$D/all"
 	}
 }
 
+// Q45
+func TestAProcessOfFourGigabytesIsSilentAtItsKillInstantAndWaitedFor(t *testing.T) {
+	size := 4 << 30
+	if brief() {
+		size = 64 << 20
+	}
+	if free := available(t); free < 3*size/2 {
+		t.Skipf("%d MiB of memory are free, and the test wants %d", free>>20, 3*size/2>>20)
+	}
+	p := endless("sh", "-c", fmt.Sprintf(`UL_TEST_MODE=large "$EXE" "$D/main" %d & wait`, size))
+	p.Listens, p.KillOn = true, syscall.SIGUSR1
+	r := launch(t, p)
+	r.beats("main")
+	r.cmd.Process.Signal(syscall.SIGUSR1)
+	r.wantSignal(syscall.SIGKILL)
+	ev, _ := r.event(signals.Killing)
+	gone, _ := r.event(signals.Gone)
+	t.Logf("gone %v after the kill", time.Duration(gone.At-ev.At))
+	r.wantSilent(ev.At, slack, "main")
+	if left := r.survivors(); len(left) != 0 {
+		t.Errorf("the wrapper ended before %v", left)
+	}
+}
+
+// available returns the bytes of memory that can be had.
+func available(t *testing.T) int {
+	t.Helper()
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(b), "MemAvailable:")
+	var kb int
+	if _, err := fmt.Sscan(after, &kb); err != nil {
+		t.Fatal(err)
+	}
+	return kb << 10
+}
+
 // Q48
 func TestWrapperAndGuardianKilledTogetherTakeTheCommandWithThem(t *testing.T) {
 	r := launch(t, endless(tree(true)...))
