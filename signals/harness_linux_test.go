@@ -33,6 +33,9 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	case "wrapper":
 		wrapper()
+	case "large":
+		occupy(os.Args[2])
+		fallthrough
 	case "beat":
 		beat(os.Args[1], len(os.Args) > 2)
 	case "count":
@@ -341,6 +344,17 @@ func client(server string, stubborn bool) {
 	conn.Write([]byte("stop"))
 	conn.Read(make([]byte, 1)) // until it has stopped
 	os.Exit(0)
+}
+
+// occupy fills so many bytes of memory.
+func occupy(bytes string) {
+	size, err := strconv.Atoi(bytes)
+	if err == nil {
+		_, err = syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON|syscall.MAP_POPULATE)
+	}
+	if err != nil {
+		panic(err)
+	}
 }
 
 // count appends every signal that it gets to a file.

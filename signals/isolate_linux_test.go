@@ -706,14 +706,14 @@ func TestAProcessThatCannotDieYetIsWaitedForInEveryIsolation(t *testing.T) {
 		if ev, _ := r.event(signals.Stuck); !slices.Contains(ev.Pids, stuck) {
 			t.Errorf("alive is said to be %+v, want %d among them", ev, stuck)
 		}
-		if _, gone := r.event(signals.Gone); gone || !alive(stuck) || !alive(r.guardian()) {
-			t.Error("the run is over, and a process of it is alive")
+		if _, gone := r.event(signals.Gone); gone || !alive(stuck) || !alive(r.cmd.Process.Pid) {
+			t.Errorf("the run is over, and a process of it is alive; log:\n%s", r.logged())
 		}
 		if s := r.survivors(); !slices.Equal(s, []int{stuck}) {
 			t.Errorf("alive: %v, want %d alone", s, stuck)
 		}
 		freeze("THAWED")
-		r.wantSignal(syscall.SIGKILL)
+		r.wait() // whoever it was that killed: on a busy machine the wrapper does not wait for a guardian that says nothing
 		if s := r.survivors(); len(s) != 0 || r.last("stuck") != before {
 			t.Errorf("alive: %v; it ran for %v after the thaw", s, time.Duration(r.last("stuck")-before))
 		}

@@ -28,6 +28,7 @@ type door struct {
 	mu              int
 	id              inode // of mu
 	rec             *record
+	replaces        bool // there is a record in place
 }
 
 // lease returns the directory of a lease.
@@ -64,7 +65,7 @@ func (c *Client) enter(ctx context.Context, namespace, name string, create bool)
 		}
 		d.namespace, d.name = namespace, name
 		if d.rec, err = readRecord(d.path); err == nil && d.rec != nil {
-			err = d.rec.belongs(d.path, namespace, name)
+			err, d.replaces = d.rec.belongs(d.path, namespace, name), true
 		}
 		if err != nil {
 			d.leave()
@@ -178,7 +179,7 @@ func (r *record) belongs(path, namespace, name string) error {
 // write puts the record in place. With durable it is on the disk before this returns.
 //
 // What a crash of the host leaves is the old record or the new one, as a whole: the new one is on the disk before it gets the
-// name. Where the file system sees to that by itself, a record that need not be durable is not waited for.
+// name. Where the file system sees to that by itself, a record that replaces another is not waited for, or once only: see [ordered].
 func (d *door) write(durable bool) error {
 	if d.rec.namespace == "" && d.rec.lease == "" {
 		d.rec.namespace, d.rec.lease = d.namespace, d.name
@@ -190,8 +191,9 @@ func (d *door) write(durable bool) error {
 		return classify(err)
 	}
 	defer shut(fd)
-	if err = writeAll(fd, tmp, d.rec.encode()); err == nil && (durable || !d.c.ordered) {
-		err = fault("fsync", tmp, again(func() error { return d.c.sync(fd) }))
+	ordered := d.c.ordered && d.replaces
+	if err = writeAll(fd, tmp, d.rec.encode()); err == nil && !ordered {
+		err = d.c.flush(fd, tmp)
 	}
 	if err == nil {
 		err = fault("rename", d.path, again(func() error { return unix.Rename(tmp, d.path) }))
@@ -200,10 +202,19 @@ func (d *door) write(durable bool) error {
 		_ = unix.Unlink(tmp) // the record in place is whole, and the next writer would write over this one
 		return classify(err)
 	}
-	if !durable {
+	d.replaces = true
+	switch {
+	case !durable:
 		return nil
+	case ordered:
+		return classify(d.c.flush(fd, d.path))
 	}
 	return classify(d.syncName())
+}
+
+// flush puts a file on the disk.
+func (c *Client) flush(fd int, path string) error {
+	return fault("fsync", path, again(func() error { return c.sync(fd) }))
 }
 
 // syncName puts the record's name on the disk.
@@ -217,7 +228,7 @@ func (d *door) syncName() error {
 		return fault("open", d.dir, err)
 	}
 	defer shut(fd)
-	return fault("fsync", d.dir, again(func() error { return d.c.sync(fd) }))
+	return d.c.flush(fd, d.dir)
 }
 
 // record returns the record, and an empty one when there was none.

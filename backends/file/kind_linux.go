@@ -32,11 +32,14 @@ var networks = map[int64]string{
 func networkName(magic int64) string { return networks[int64(uint32(magic))] }
 
 // ordered reports whether a file system puts the data of a new file on the disk before the rename that gives it the name of an
-// older one, without an fsync. On ext4 that is the option auto_da_alloc, which is on unless somebody switched it off; ext3
-// keeps that order by its journal. They share their number with ext2, on which, as with noauto_da_alloc, a crash of the
-// host in the moments after a release can leave an empty record, which is told as damaged.
+// older one, without an fsync, and puts that rename on the disk too in an fsync of the file after it. So does ext4: the first is its
+// option auto_da_alloc, which is on unless somebody switched it off, the second its one journal, which keeps the rename in the
+// transaction that the fsync commits. ext3 keeps that order by its journal. They share their number with ext2, on which, as with
+// noauto_da_alloc, a crash of the host in the moments after a release or within an acquire can leave an empty record, which is told
+// as damaged.
 //
-// Source: Linux, Documentation/admin-guide/ext4.rst, auto_da_alloc. tmpfs does not outlive a crash.
+// Source: Linux, Documentation/admin-guide/ext4.rst, auto_da_alloc; fs/ext4/fsync.c, ext4_fsync_journal, and the change time that
+// fs/ext4/namei.c, ext4_rename, gives the file. tmpfs does not outlive a crash.
 func ordered(magic int64) bool {
 	return magic == unix.EXT4_SUPER_MAGIC || magic == unix.TMPFS_MAGIC
 }

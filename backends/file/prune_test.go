@@ -273,3 +273,41 @@ func TestADamagedCursorStartsTheWalkAnew(t *testing.T) {
 		release(t, c, acquire(t, c, "l7", 1))
 	}
 }
+
+// C62: a name a run, as of people who put a date into it. Its full size, with UNDERLEASE_TEST_SOAK, takes two minutes.
+func TestNamesWithADateLeaveTheStoreSmall(t *testing.T) {
+	names, inUse := 5_000, 500
+	if os.Getenv("UNDERLEASE_TEST_SOAK") != "" {
+		names = 100_000
+	}
+	c := openAt(t, memory(t))
+	var last backends.Term
+	most := 0
+	for i := range names {
+		g, err := c.Acquire(t.Context(), backends.Request{Lease: fmt.Sprintf("job %d", i), Handle: backends.NewHandle(), Slots: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		release(t, c, g)
+		if i >= inUse {
+			age(t, c.lease("", fmt.Sprintf("job %d", i-inUse)), 8*day)
+		}
+		if i%1000 == 0 {
+			most = max(most, leases(t, c))
+			// A name comes back whose lease is long gone: its terms go on.
+			g, err := c.Acquire(t.Context(), backends.Request{Lease: "job 0", Handle: backends.NewHandle(), Slots: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if g.Term <= last {
+				t.Fatalf("after %d names: got the term %d, want more than %d", i, g.Term, last)
+			}
+			last = g.Term
+			release(t, c, g)
+		}
+	}
+	t.Logf("at most %d leases of %d names were there at once", most, names)
+	if most > 4*inUse {
+		t.Errorf("%d leases were there at once, want at most %d", most, 4*inUse)
+	}
+}

@@ -37,6 +37,7 @@ type guardian struct {
 	command   Command
 	pid       int // of the command; 0 before the start
 	pidFd     int // pidfd of the command, or -1
+	settled   bool
 	exited    bool
 	childless bool
 	more      bool // a turn took in as many children as it may: there may be others
@@ -183,6 +184,9 @@ func (g *guardian) step() {
 	g.flush()
 	if g.finished {
 		return
+	}
+	if g.pid != 0 && !g.settled {
+		g.settle()
 	}
 	g.wait()
 }
@@ -644,7 +648,7 @@ func (g *guardian) release(now int64) {
 	}
 }
 
-// start forks the command if there is time for it, and then leaves the caller's session.
+// start forks the command if there is time for it.
 func (g *guardian) start(fds []int) {
 	if g.pid != 0 || len(fds) < 1 || len(fds) > 2 {
 		g.report(&Report{Kind: Refused, Errno: syscall.EINVAL, At: Now()})
@@ -701,13 +705,18 @@ func (g *guardian) start(fds []int) {
 		g.boxEvents, _ = g.box.open("cgroup.events", syscall.O_RDONLY)
 		populated(g.boxEvents) // what it says from now on is new
 	}
-	if g.shared {
+}
+
+// settle is what remains to be done once there is a command, and need not be done for one that has ended already.
+func (g *guardian) settle() {
+	g.settled = true
+	if g.shared && !g.exited {
 		if pid, pipe, e := hatch(); e == 0 {
 			g.canary, g.song = pid, pipe
 			g.page.canary.Store(int64(pid))
 		}
 	}
-	syscall.Setsid()
+	leave(g.shared)
 	// What came until now reached us as a member of the caller's process group, or before there was a command.
 	g.takeSignals()
 	g.got = [65]int64{}
@@ -715,6 +724,31 @@ func (g *guardian) start(fds []int) {
 	if syscall.Geteuid() == 0 {
 		protect()
 	}
+	hurry()
+}
+
+// leave takes the guardian, or the first process of a namespace, out of the process group of its caller, so that what is meant for that
+// group does not reach it. With a terminal it leaves the session as well, and no terminal can hang up on it or stop it for writing. Without
+// one it stays: a new session is a
+// scheduling group of its own (autogroup, sched(7)), and beside busy groups a lone sleeper of niceness 19 was woken up to a second late in
+// its own group, and at most some milliseconds late among the caller's processes.
+func leave(shared bool) {
+	if shared {
+		syscall.Setsid()
+	} else {
+		_ = syscall.Setpgid(0, 0) // as a member of a group it cannot be refused
+	}
+}
+
+// hurry gives all threads of this process the lowest real-time priority where the system permits it (CAP_SYS_NICE, RLIMIT_RTPRIO): a
+// kill has to be in time whatever the niceness that we were started with and whatever else runs. All of them, since a thread that
+// holds a lock of the runtime must not wait for time that the first one does not need. Threads to come inherit it. The command does not: it
+// has been started. To run at the priority of everybody is no error.
+func hurry() {
+	eachNumber("/proc/self/task", func(tid int) {
+		priority := int32(1)
+		syscall.RawSyscall(syscall.SYS_SCHED_SETSCHEDULER, uintptr(tid), schedRR, uintptr(unsafe.Pointer(&priority)))
+	})
 }
 
 // tooLate says that the stop instant has passed, or that the wrapper has ordered the kill.

@@ -202,7 +202,7 @@ func (n *initial) start(sealed int, shared bool) bool {
 		return false // a command without a descriptor dies with us
 	}
 	n.pid = pid
-	syscall.Setsid() // what the terminal says is for the command
+	leave(shared) // what the terminal says is for the command
 	n.tell(&Report{Kind: Started}, fd)
 	syscall.Close(fd)
 	CloseInherited()
@@ -210,6 +210,7 @@ func (n *initial) start(sealed int, shared bool) bool {
 	if syscall.Geteuid() == 0 {
 		protect()
 	}
+	hurry() // it is this process in whose time the kernel kills the others
 	// Once the command is collected nobody can say any more which pid it has outside.
 	fds := []pollfd{{fd: int32(n.sock), events: pollIn}}
 	for fds[0].revents == 0 {
@@ -287,14 +288,14 @@ func (g *guardian) enter(sealed int) (pid int, e syscall.Errno, isolation, late 
 		}
 	}
 	if e != 0 || late {
-		g.leave()
+		g.endInside()
 		pid = 0
 	}
 	return pid, e, isolation, late
 }
 
-// leave ends the namespace and waits for its end.
-func (g *guardian) leave() {
+// endInside ends the namespace and waits for its end.
+func (g *guardian) endInside() {
 	syscall.Kill(g.in.pid, syscall.SIGKILL)
 	WaitEnded(g.in.pid)
 	Reap(g.in.pid)

@@ -14,6 +14,7 @@ const (
 	prSetPdeathsig   = 1
 	prSetName        = 15
 	prSetSubreaper   = 36
+	schedRR          = 2
 	pAll             = 0
 	pPid             = 1
 	wExited          = 0x4
