@@ -48,8 +48,18 @@ func exactOrSkip(t *testing.T) string {
 	return path
 }
 
+// eachIsolation runs a test in every isolation that this machine has: a command starts in the same way in all of them.
+func eachIsolation(t *testing.T, f func(t *testing.T, i signals.Isolation)) {
+	for _, i := range []signals.Isolation{signals.IsolateTree, signals.IsolateCgroup, signals.IsolatePidns} {
+		t.Run(string(i), func(t *testing.T) {
+			require(t, string(i), i.Possible())
+			f(t, i)
+		})
+	}
+}
+
 // both runs a command that is started as flags say, without us and with us, and returns what it wrote.
-func both(t *testing.T, program string, flags []string, command ...string) (without, with string) {
+func both(t *testing.T, i signals.Isolation, program string, flags []string, command ...string) (without, with string) {
 	t.Helper()
 	run := func(args ...string) string {
 		cmd := exec.CommandContext(t.Context(), "started", args...)
@@ -64,7 +74,7 @@ func both(t *testing.T, program string, flags []string, command ...string) (with
 	}
 	flags = append(flags, "--")
 	without = run(slices.Concat(flags, command)...)
-	with = run(slices.Concat(flags, []string{program, "run", "x", "--"}, command)...)
+	with = run(slices.Concat(flags, []string{program, "run", "--isolate", string(i), "x", "--"}, command)...)
 	return without, with
 }
 
@@ -111,24 +121,27 @@ func TestSignalsThatWereIgnoredOrBlockedReachTheCommandSo(t *testing.T) {
 		{"blocked: everything", []string{"-block", everything}, "SigBlk:\t8002000000000000"},
 		{"both", []string{"-ignore", "10,15", "-block", "12,14,34,40"}, "SigBlk:\t0000008200002800"},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			without, with := both(t, program, c.flags, show...)
+		test := func(t *testing.T, i signals.Isolation) {
+			without, with := both(t, i, program, c.flags, show...)
 			if with != without {
 				t.Errorf("the command sees\n%swant, as without us,\n%s", with, without)
 			}
 			if c.has != "" && !shows(t, with, c.has) {
 				t.Errorf("the command sees\n%swant %q in it: the test does not do what it says", with, c.has)
 			}
-		})
+		}
+		t.Run(c.name, func(t *testing.T) { eachIsolation(t, test) })
 	}
 }
 
 // Without the entry there is what the Go runtime respects: nohup works.
 func TestWithoutTheEntryHangUpInterruptAndJobControlStayIgnored(t *testing.T) {
-	without, with := both(t, "underlease", []string{"-ignore", "1,2,20,21,22"}, "grep", "^SigIgn", "/proc/self/status")
-	if with != without || !shows(t, with, "SigIgn:\t0000000000380003") {
-		t.Errorf("the command sees %q, want %q as without us", with, without)
-	}
+	eachIsolation(t, func(t *testing.T, i signals.Isolation) {
+		without, with := both(t, i, "underlease", []string{"-ignore", "1,2,20,21,22"}, "grep", "^SigIgn", "/proc/self/status")
+		if with != without || !shows(t, with, "SigIgn:\t0000000000380003") {
+			t.Errorf("the command sees %q, want %q as without us", with, without)
+		}
+	})
 }
 
 // The wrapper does not act on a signal either that was ignored when it was started.
@@ -155,24 +168,28 @@ func TestAnIgnoredSignalStaysIgnoredForTheWrapper(t *testing.T) {
 // C41
 func TestClosedDescriptorsStayClosed(t *testing.T) {
 	program := exactOrSkip(t)
-	for _, flags := range [][]string{nil, {"-close", "0"}, {"-close", "2"}, {"-close", "0,2"}} {
-		// The shell's own descriptor for the directory comes after 2, because the shell has moved it there.
-		without, with := both(t, program, flags, "sh", "-c",
-			`for n in 0 1 2; do if [ -e /proc/$$/fd/$n ]; then echo $n open; else echo $n closed; fi; done`)
-		if with != without {
-			t.Errorf("started with %v the command has\n%swant, as without us,\n%s", flags, with, without)
+	eachIsolation(t, func(t *testing.T, i signals.Isolation) {
+		for _, flags := range [][]string{nil, {"-close", "0"}, {"-close", "2"}, {"-close", "0,2"}} {
+			// The shell's own descriptor for the directory comes after 2, because the shell has moved it there.
+			without, with := both(t, i, program, flags, "sh", "-c",
+				`for n in 0 1 2; do if [ -e /proc/$$/fd/$n ]; then echo $n open; else echo $n closed; fi; done`)
+			if with != without {
+				t.Errorf("started with %v the command has\n%swant, as without us,\n%s", flags, with, without)
+			}
 		}
-	}
+	})
 }
 
 func TestTheLimitOfOpenFilesIsTheCallers(t *testing.T) {
 	program := exactOrSkip(t)
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", `ulimit -Sn 300; "$0" run x -- sh -c 'ulimit -Sn'`, program)
-	cmd.Env = append(nothingOfOurs(), "UNDERLEASE_BACKEND=file://"+t.TempDir())
-	out, err := cmd.CombinedOutput()
-	if err != nil || string(out) != "300\n" {
-		t.Errorf("got %q and %v, want a limit of 300", out, err)
-	}
+	eachIsolation(t, func(t *testing.T, i signals.Isolation) {
+		cmd := exec.CommandContext(t.Context(), "sh", "-c", `ulimit -Sn 300; "$0" run --isolate "$1" x -- sh -c 'ulimit -Sn'`, program, string(i))
+		cmd.Env = append(nothingOfOurs(), "UNDERLEASE_BACKEND=file://"+t.TempDir())
+		out, err := cmd.CombinedOutput()
+		if err != nil || string(out) != "300\n" {
+			t.Errorf("got %q and %v, want a limit of 300", out, err)
+		}
+	})
 }
 
 func TestSocketActivationThatCannotBePassedOnIsSaid(t *testing.T) {
@@ -187,18 +204,20 @@ func TestSocketActivationThatCannotBePassedOnIsSaid(t *testing.T) {
 // Q42
 func TestSocketActivationNamesTheCommand(t *testing.T) {
 	program := exactOrSkip(t)
-	_, with := both(t, program, []string{"-listen"}, "sh", "-c",
-		`[ $LISTEN_PID = $$ ] && [ $WATCHDOG_PID = $$ ] && echo its own${LISTEN_PIDFDID+ of old}; echo $LISTEN_FDS $NOTIFY_SOCKET; readlink /proc/self/fd/3`)
-	if !strings.HasPrefix(with, "its own\n1 /run/none\nsocket:[") {
-		t.Errorf("the command sees %q, want its own pid and the socket as descriptor 3", with)
-	}
-	// The numbers of somebody else are left alone.
-	t.Setenv("LISTEN_PID", "1")
-	t.Setenv("WATCHDOG_PID", "12345678")
-	without, with := both(t, program, nil, "sh", "-c", `echo $LISTEN_PID $WATCHDOG_PID`)
-	if with != without || with != "1 12345678\n" {
-		t.Errorf("the command sees %q, want %q as it was", with, without)
-	}
+	eachIsolation(t, func(t *testing.T, i signals.Isolation) {
+		_, with := both(t, i, program, []string{"-listen"}, "sh", "-c",
+			`[ $LISTEN_PID = $$ ] && [ $WATCHDOG_PID = $$ ] && echo its own${LISTEN_PIDFDID+ of old}; echo $LISTEN_FDS $NOTIFY_SOCKET; readlink /proc/self/fd/3`)
+		if !strings.HasPrefix(with, "its own\n1 /run/none\nsocket:[") {
+			t.Errorf("the command sees %q, want its own pid and the socket as descriptor 3", with)
+		}
+		// The numbers of somebody else are left alone.
+		t.Setenv("LISTEN_PID", "1")
+		t.Setenv("WATCHDOG_PID", "12345678")
+		without, with := both(t, i, program, nil, "sh", "-c", `echo $LISTEN_PID $WATCHDOG_PID`)
+		if with != without || with != "1 12345678\n" {
+			t.Errorf("the command sees %q, want %q as it was", with, without)
+		}
+	})
 }
 
 func TestWhatExecRefusesIsFoundWithTheEntryToo(t *testing.T) {
@@ -206,23 +225,25 @@ func TestWhatExecRefusesIsFoundWithTheEntryToo(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "dangling"), "#!/nonexistent\n")
 	write(t, filepath.Join(dir, "plain"), "echo script $1\n")
-	for _, c := range []struct {
-		args []string
-		code int
-		out  string
-	}{
-		{[]string{"./dangling"}, 127, ""},
-		{[]string{"./plain", "a"}, 0, "script a\n"},
-		{[]string{"sh", "-c", "exit 7"}, 7, ""},
-	} {
-		cmd := exec.CommandContext(t.Context(), program, append([]string{"run", "x", "--"}, c.args...)...)
-		cmd.Dir = dir
-		cmd.Env = append(nothingOfOurs(), "UNDERLEASE_BACKEND=file://"+dir+"/state")
-		out, _ := cmd.Output()
-		if got := cmd.ProcessState.ExitCode(); got != c.code || string(out) != c.out {
-			t.Errorf("%.40q: got %d and %q, want %d and %q", c.args, got, out, c.code, c.out)
+	eachIsolation(t, func(t *testing.T, i signals.Isolation) {
+		for _, c := range []struct {
+			args []string
+			code int
+			out  string
+		}{
+			{[]string{"./dangling"}, 127, ""},
+			{[]string{"./plain", "a"}, 0, "script a\n"},
+			{[]string{"sh", "-c", "exit 7"}, 7, ""},
+		} {
+			cmd := exec.CommandContext(t.Context(), program, append([]string{"run", "--isolate", string(i), "x", "--"}, c.args...)...)
+			cmd.Dir = dir
+			cmd.Env = append(nothingOfOurs(), "UNDERLEASE_BACKEND=file://"+dir+"/state")
+			out, _ := cmd.Output()
+			if got := cmd.ProcessState.ExitCode(); got != c.code || string(out) != c.out {
+				t.Errorf("%.40q: got %d and %q, want %d and %q", c.args, got, out, c.code, c.out)
+			}
 		}
-	}
+	})
 }
 
 func TestVersionTellsWhetherTheEntryIsThere(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -33,6 +34,8 @@ var programs = map[string]func(){
 	"tree":         tree,
 	"sigprint":     sigprint,
 	"unprivileged": unprivileged,
+	"privileged":   privileged,
+	"delegated":    delegated,
 	"environ":      environ,
 	"descriptor":   descriptor,
 	"jsonlines":    jsonlines,
@@ -80,6 +83,9 @@ func beat() {
 		select {
 		case <-pace.C:
 			write("beat")
+			if _, err := os.Stat(flag.Arg(0)); err != nil { // its test is over, and has failed
+				os.Exit(1)
+			}
 		case <-terminated:
 			write("term")
 			end = time.NewTimer(*slow).C
@@ -134,6 +140,55 @@ func unprivileged() {
 	path, err := exec.LookPath(os.Args[1])
 	must(err)
 	must(syscall.Exec(path, os.Args[1:], os.Environ()))
+}
+
+// privileged CMD... becomes CMD as root, if it was made setuid for that: as sudo does.
+func privileged() {
+	must(syscall.Setresuid(0, 0, 0))
+	path, err := exec.LookPath(os.Args[1])
+	must(err)
+	must(syscall.Exec(path, os.Args[1:], os.Environ()))
+}
+
+// delegated FILE CMD... runs CMD in a new control group (v2) that belongs to the user of unprivileged, writes the name of its directory into FILE,
+// removes it afterwards and ends as CMD did.
+func delegated() {
+	own, err := ownGroup()
+	must(err)
+	dir := fmt.Sprintf("%s/ulscript-%d", own, os.Getpid())
+	must(os.Mkdir(dir, 0o755))
+	must(os.Chown(dir, 65534, 65534))
+	must(os.Chown(dir+"/cgroup.procs", 65534, 65534))
+	must(os.WriteFile(os.Args[1], []byte(dir), 0o644))
+	f, err := os.Open(dir)
+	must(err)
+	c := exec.Command(os.Args[2], os.Args[3:]...)
+	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
+	c.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(f.Fd())}
+	err = c.Run()
+	if _, ended := errors.AsType[*exec.ExitError](err); !ended {
+		must(err)
+	}
+	must(os.Remove(dir)) // fails where anything was left in it
+	os.Exit(c.ProcessState.ExitCode())
+}
+
+// ownGroup returns the directory of the control group (v2) that this process is in.
+func ownGroup() (string, error) {
+	groups, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return "", err
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return "", err
+	}
+	own := regexp.MustCompile(`(?m)^0::(.*)$`).FindSubmatch(groups)
+	mount := regexp.MustCompile(`(?m)^\S+ \S+ \S+ (\S+) (\S+) .* - cgroup2 `).FindSubmatch(mounts)
+	if own == nil || mount == nil {
+		return "", errors.New("no control groups of version 2")
+	}
+	return string(mount[2]) + "/" + strings.TrimPrefix(strings.TrimPrefix(string(own[1]), string(mount[1])), "/"), nil
 }
 
 // environ prints its environment, a Go string literal a line.

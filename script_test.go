@@ -132,6 +132,9 @@ var needs = map[string]func() error{
 	},
 	"bash":    program("bash"),
 	"prlimit": program("prlimit"),
+	"unshare": program("unshare"),
+	"cgroup":  signals.IsolateCgroup.Possible,
+	"pidns":   signals.IsolatePidns.Possible,
 }
 
 func program(name string) func() error {

@@ -51,6 +51,7 @@ type deps struct {
 	alarm   func() (runner.Alarm, error)                    // wakes the runner's loop up
 	now     func() signals.Instant                          // the runner's clock
 	wall    func() time.Time                                // the time of day, for people
+	isolate func(signals.Isolation) error                   // why an isolation cannot be had
 	resolve func(name string, env []string) (string, error) // the path of a command
 	open    func(context.Context, string) (*backends.Store, error)
 	run     func(context.Context, runner.Spec, *backends.Store, runner.Platform) runner.Result

@@ -30,6 +30,7 @@ type world struct {
 	openErr  error
 	startErr error    // of every tree
 	full     *os.File // standard output, if not nil
+	cannot   map[signals.Isolation]error
 	specs    []runner.Spec
 	opened   []string
 	diedBy   syscall.Signal
@@ -53,10 +54,11 @@ func newWorld(t *testing.T) *world {
 			w.launched.Add(1)
 			return &fakeTree{w: w, events: make(chan signals.Event, 2)}, nil
 		},
-		listen: func() <-chan syscall.Signal { return nil },
-		alarm:  func() (runner.Alarm, error) { return fakeAlarm{}, nil },
-		now:    func() signals.Instant { return 0 },
-		wall:   func() time.Time { return time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC) },
+		listen:  func() <-chan syscall.Signal { return nil },
+		alarm:   func() (runner.Alarm, error) { return fakeAlarm{}, nil },
+		now:     func() signals.Instant { return 0 },
+		wall:    func() time.Time { return time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC) },
+		isolate: func(i signals.Isolation) error { return w.cannot[i] },
 		resolve: func(name string, _ []string) (string, error) {
 			switch name {
 			case "nowhere":
@@ -231,6 +233,7 @@ var refusals = []struct{ flag, value, words string }{
 	{"stop-signal", "CONT", `"CONT" does not end a command: give one that a command can end by, such as TERM, INT or QUIT`},
 	{"stop-signal", "33", `"33" belongs to the C library: give one that a command can end by, such as TERM, INT or QUIT`},
 	{"leftovers", "keep", `"keep" is none of kill, wait and ignore`},
+	{"isolate", "vm", `"vm" is none of auto, tree, cgroup and pidns`},
 	{"slots", "0", `"0" is out of range: give 1 to 1000`},
 	{"slots", "1001", `"1001" is out of range: give 1 to 1000`},
 	{"slots", "two", `"two" is not a number: give 1 to 1000`},
@@ -309,6 +312,7 @@ var acceptances = []struct {
 	{"stop-signal", "WINCH", syscall.SIGWINCH, func(w *world) any { return w.spec().StopSignal }},
 	{"stop-signal", "RTMIN+3", syscall.Signal(37), func(w *world) any { return w.spec().StopSignal }},
 	{"leftovers", "wait", signals.LeftoversWait, func(w *world) any { return w.spec().Leftovers }},
+	{"isolate", "cgroup", signals.IsolateCgroup, func(w *world) any { return w.spec().Isolate }},
 	{"slots", "3", 3, func(w *world) any { return w.spec().Slots }},
 	{"holder", "db 1", "db 1", func(w *world) any { return w.spec().Holder }},
 }
@@ -547,7 +551,7 @@ func TestAWrongSettingsFileIsRefusedWithFileLineAndKey(t *testing.T) {
 		{"unknown key", "backend: 'file:'\nwiat: 1s\n", "line 2: unknown key \"wiat\"\nunderlease: hint: did you mean wait\n"},
 		{"unknown key in the section of another lease", "leases:\n  x:\n    zzzz: 1\n", "line 3: unknown key \"zzzz\"\nunderlease: hint: underlease config shows all settings\n"},
 		{"upper case", "Wait: 1s\n", "line 1: unknown key \"Wait\"\nunderlease: hint: did you mean wait\n"},
-		{"later setting", "isolate: cgroup\n", "line 1: unknown key \"isolate\"\n"},
+		{"later setting", "restart: always\n", "line 1: unknown key \"restart\"\n"},
 		{"another file", "config: x\n", "line 1: a settings file cannot name another one\n"},
 		{"twice", "wait: 1s\nttl: 60s\nwait: 2s\n", "line 3: \"wait\" stands twice: also in line 1\n"},
 		{"section twice", "leases:\n  a: {wait: 1s}\n  a: {wait: 2s}\n", "line 3: \"a\" stands twice: also in line 2\n"},
@@ -873,6 +877,38 @@ func TestCompletionScriptsAreWritten(t *testing.T) {
 	_, out, _ := newWorld(t).do("__complete", "run", "--leftovers", "")
 	if want := "kill\nwait\nignore\n"; !strings.HasPrefix(out, want) {
 		t.Errorf("got %q, want %q first", out, want)
+	}
+	_, out, _ = newWorld(t).do("__complete", "run", "--isolate", "")
+	if want := "auto\ntree\ncgroup\npidns\n"; !strings.HasPrefix(out, want) {
+		t.Errorf("got %q, want %q first", out, want)
+	}
+}
+
+// What was asked for and cannot be had is found before the store is asked, and before there is a report of a run.
+func TestAnIsolationThatCannotBeHadIsRefusedBeforeTheStoreIsAsked(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		args []string
+		env  string
+		want string
+	}{
+		{"flag", []string{"--isolate=cgroup"}, "", "underlease: --isolate cgroup: /sys/fs/cgroup is mounted read-only\n"},
+		{"variable", nil, "UNDERLEASE_ISOLATE=cgroup", "underlease: UNDERLEASE_ISOLATE cgroup: /sys/fs/cgroup is mounted read-only\n"},
+		{"relation", []string{"--isolate=pidns", "--leftovers=ignore"}, "", "underlease: --isolate pidns and --leftovers ignore do not go together"},
+	} {
+		w := newWorld(t)
+		w.cannot = map[signals.Isolation]error{signals.IsolateCgroup: errors.New("/sys/fs/cgroup is mounted read-only")}
+		if c.env != "" {
+			w.environ = append(w.environ, c.env)
+		}
+		code, _, errs := w.do(append(append([]string{"run"}, c.args...), "n", "--", "true")...)
+		if code != 78 || !strings.HasPrefix(errs, c.want) || len(w.opened) != 0 || len(w.specs) != 0 {
+			t.Errorf("%s: got %d, %q, stores %q and %d runs, want 78, %q and nothing touched", c.name, code, errs, w.opened, len(w.specs), c.want)
+		}
+	}
+	w := newWorld(t)
+	if code, _, errs := w.do("run", "n", "--", "true"); code != 0 || w.spec().Isolate != signals.IsolateAuto {
+		t.Errorf("got %d, %q and isolation %q, want auto", code, errs, w.spec().Isolate)
 	}
 }
 

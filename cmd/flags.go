@@ -44,6 +44,7 @@ type settings struct {
 	ifUnavailable runner.IfUnavailable
 	onLost        runner.OnLost
 	leftovers     signals.Leftovers
+	isolate       signals.Isolation
 	stopSignal    syscall.Signal
 	slots         int
 
@@ -57,6 +58,9 @@ const (
 	busySkip = "skip"
 	busyWait = "wait"
 )
+
+// isolations are the values of --isolate.
+var isolations = []signals.Isolation{signals.IsolateAuto, signals.IsolateTree, signals.IsolateCgroup, signals.IsolatePidns}
 
 // auto is the word for a duration that follows from others.
 const auto = "auto"
@@ -101,6 +105,7 @@ func newFlags(s *settings, schemes map[string]backends.Scheme) *pflag.FlagSet {
 	add(fs, &s.stopSignal, "stop-signal", syscall.SIGTERM, "signal", parseStopSignal, signals.Name)
 	choice(fs, &s.leftovers, "leftovers", signals.LeftoversKill,
 		signals.LeftoversKill, signals.LeftoversWait, signals.LeftoversIgnore)
+	choice(fs, &s.isolate, "isolate", signals.IsolateAuto, isolations...)
 	add(fs, &s.slots, "slots", 1, "number", parseSlots, strconv.Itoa)
 
 	text(&s.holder, "holder", "", "label", checkHolder)

@@ -41,6 +41,7 @@ The command
   --drain D               time to end after a signal from outside (forever)
   --stop-signal SIGNAL    of a stop that we decide (TERM)
   --leftovers kill|wait|ignore      background processes at its end (kill)
+  --isolate auto|tree|cgroup|pidns  what holds it and its children (auto)
 The deadline
   --grace D               from that stop to SIGKILL (ttl/4, at most 10s)
   --margin D              from SIGKILL to the end of the lease (250ms or more)

@@ -90,6 +90,7 @@ func (p *program) spec() (runner.Spec, error) {
 		TTL: s.ttl, Wait: s.wait, IfUnavailable: s.ifUnavailable, MinHold: s.minHold,
 		MaxRun: s.maxRun, Drain: s.drain, Grace: s.grace, Margin: s.margin, RenewEvery: s.renewEvery,
 		ClockDrift: s.clockDrift, OnLost: s.onLost, StopSignal: s.stopSignal, Leftovers: s.leftovers,
+		Isolate: s.isolate,
 	}
 	err := spec.Settle(p.schemes[schemeOf(s.backend, p.schemes)].Endless)
 	if r, ok := errors.AsType[*runner.RelationError](err); ok {
@@ -156,6 +157,9 @@ func (p *program) runLease(command []string) error {
 		spec.Holder = newHolder(host, os.Getpid())
 	}
 	p.s.holder = spec.Holder
+	if err := p.isolate(spec.Isolate); err != nil {
+		return settingsf("--isolate auto takes the strongest that can be had without side effects", "%v %s: %v", w.origins["isolate"], spec.Isolate, err)
+	}
 	if spec.Path, err = p.resolve(command[0], p.environ); err != nil {
 		code := runner.ExitCannotRun
 		if r, ok := errors.AsType[*signals.ResolveError](err); ok && r.NotFound() {
@@ -359,6 +363,7 @@ func completeWords(c *cobra.Command) {
 		"if-unavailable": {string(runner.UnavailableFail), string(runner.UnavailableSkip), string(runner.UnavailableRun)},
 		"on-lost":        {string(runner.LostKill), string(runner.LostTerm)},
 		"leftovers":      {"kill", "wait", "ignore"},
+		"isolate":        {"auto", "tree", "cgroup", "pidns"},
 		"log-level":      {"debug", "info", "warn", "error"},
 		"log-format":     {string(formatText), string(formatJSON)},
 		"stop-signal":    {"TERM", "INT", "HUP", "QUIT", "USR1", "USR2"},

@@ -47,6 +47,7 @@ func MainWith(further map[string]backends.Scheme) int {
 		},
 		now:     signals.Now,
 		wall:    time.Now, //nolint:forbidigo // the time of day in words to people decides nothing
+		isolate: signals.Isolation.Possible,
 		resolve: signals.Resolve,
 		open: func(ctx context.Context, rawURL string) (*backends.Store, error) {
 			return all.Open(ctx, rawURL, schemes)

@@ -78,6 +78,7 @@ type job struct {
 	onStop   time.Duration // from a signal that asks it to stop to its exit; negative: it ignores them
 	dies     time.Duration // from SIGKILL to the end of the tree
 	children int
+	cannot   error // why its isolation cannot be had after all
 }
 
 // tree is a fake process tree, in the bubble's time. It has no guardian that acts by itself: what it sees was ordered.
@@ -114,6 +115,9 @@ func (t *tree) Start(c signals.Command, d signals.Deadlines) (int, error) {
 	if t.late > 0 {
 		t.late--
 		return 0, &signals.StartError{Path: c.Path, TooLate: true}
+	}
+	if t.job.cannot != nil {
+		return 0, &signals.StartError{Path: c.Path, Isolate: t.job.cannot}
 	}
 	t.command, t.deadlines, t.begun = c, d, t.clock.now()
 	if t.unsure {

@@ -130,6 +130,7 @@ func (k *keeper) start(env []string, socket string) error {
 		StopSignal: k.spec.StopSignal,
 		Grace:      k.spec.Grace,
 		Leftovers:  k.spec.Leftovers,
+		Isolate:    k.spec.Isolate,
 		Socket:     socket,
 		Term:       k.term(),
 	}, k.deadlines())
@@ -158,6 +159,9 @@ func (k *keeper) notStarted(err error) (res Result, again bool) {
 	case errors.Is(err, errNoGuardian):
 		again = true
 	case start == nil: // no guardian could be launched
+	case start.Isolate != nil: // it could be had when the settings were read
+		res.ExitCode = ExitSettings
+		res.Reason = fmt.Sprintf("--isolate %s: %v", k.spec.Isolate, start.Isolate)
 	case start.Fork:
 		res.Hint = "look at the limits of processes (ulimit -u, pids.max) and of memory"
 	case start.Errno == syscall.ENOENT, start.Errno == syscall.ENOTDIR:

@@ -773,6 +773,30 @@ func TestWhatTheCommandLearns(t *testing.T) {
 	}
 }
 
+// It could be had when the settings were read, and was gone when the lease had been waited for.
+func TestAnIsolationThatCannotBeHadAtTheStartGivesTheLeaseBack(t *testing.T) {
+	play(t, 10*time.Second, func(s *scene) {
+		s.spec.Isolate = signals.IsolateCgroup
+		s.job = job{cannot: errors.New("/sys/fs/cgroup is mounted read-only")}
+		r := s.run()
+		want(t, r, OutcomeNotStarted, ExitSettings)
+		if text := "--isolate cgroup: /sys/fs/cgroup is mounted read-only"; r.Reason != text || r.Started || !r.Released {
+			t.Errorf("got %q, started %v, released %v, want %q, a release and no start", r.Reason, r.Started, r.Released, text)
+		}
+		if len(s.store.released) != 1 || s.store.released[0].Outcome != backends.OutcomeNotStarted {
+			t.Errorf("releases %+v, want one that says that nothing was started", s.store.released)
+		}
+	})
+	play(t, 10*time.Second, func(s *scene) {
+		s.spec.Isolate = signals.IsolatePidns
+		s.job = job{lasts: time.Second}
+		want(t, s.run(), OutcomeOK, 0)
+		if got := s.tree().command.Isolate; got != signals.IsolatePidns {
+			t.Errorf("the tree was asked for %q", got)
+		}
+	})
+}
+
 func TestSettleRefusesWhatCannotWork(t *testing.T) {
 	base := Spec{TTL: 60 * time.Second, Grace: Auto, Margin: Auto, RenewEvery: Auto, ClockDrift: 0.01}
 	for _, c := range []struct {
@@ -788,6 +812,9 @@ func TestSettleRefusesWhatCannotWork(t *testing.T) {
 		{"renewals too rare", func(s *Spec) { s.RenewEvery = 50 * time.Second }, "--renew-every 50s"},
 		{"drift that takes all", func(s *Spec) { s.ClockDrift, s.Grace = 0.5, 35*time.Second }, "--ttl"},
 		{"too short", func(s *Spec) { s.TTL = time.Second }, "--ttl 1s"},
+		{"a namespace that outlives its run", func(s *Spec) { s.Isolate, s.Leftovers = signals.IsolatePidns, signals.LeftoversIgnore }, "--isolate pidns"},
+		{"a namespace that is waited for", func(s *Spec) { s.Isolate, s.Leftovers = signals.IsolatePidns, signals.LeftoversWait }, ""},
+		{"a control group that is let go", func(s *Spec) { s.Isolate, s.Leftovers = signals.IsolateCgroup, signals.LeftoversIgnore }, ""},
 		{"none on a store that needs one", func(s *Spec) { s.TTL = 0 }, "--ttl none"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

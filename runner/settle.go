@@ -5,6 +5,7 @@ import (
 
 	"github.com/underlease/underlease/backends"
 	"github.com/underlease/underlease/runner/internal/tenure"
+	"github.com/underlease/underlease/signals"
 )
 
 // The defaults of the deadline, and what the margin grows by for each process that has to be killed.
@@ -26,6 +27,10 @@ const (
 // Settle fills in the defaults that depend on other settings and refuses relations that cannot work with a
 // [*RelationError]. Endless says that the store's grants need no ttl. A settled Spec settles to itself.
 func (s *Spec) Settle(endless bool) error {
+	if s.Isolate == signals.IsolatePidns && s.Leftovers == signals.LeftoversIgnore {
+		return relationf("use --isolate tree or --leftovers wait",
+			"--isolate pidns and --leftovers ignore do not go together: a PID namespace ends with its run, and so does everything in it")
+	}
 	if s.TTL == 0 {
 		if !endless {
 			return relationf("leave --ttl out for the default, or give at least 2s",

@@ -59,6 +59,7 @@ type Spec struct {
 	OnLost        OnLost
 	StopSignal    syscall.Signal
 	Leftovers     signals.Leftovers
+	Isolate       signals.Isolation
 
 	Path string   // from [signals.Resolve]
 	Args []string // with the command's name as Args[0]

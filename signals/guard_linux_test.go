@@ -157,8 +157,15 @@ func TestTheGuardianIsSparedWhenMemoryRunsOutAndTheCommandIsNot(t *testing.T) {
 
 // Q11
 func TestARecycledNumberNeverMakesUsSignalAStranger(t *testing.T) {
+	eachIsolation(t, func(t *testing.T, i signals.Isolation) {
+		amongStrangers(t, isolated(i, "sh", "-c", `for i in 1 2 3 4 5 6; do UL_TEST_MODE=hop setsid "$EXE" "$D/hop$i" & done; trap "" TERM; sleep 99`))
+	})
+}
+
+// amongStrangers runs a tree beside processes that are not of it and have numbers like those of it.
+func amongStrangers(t *testing.T, p plan) {
+	t.Helper()
 	needRoot(t)
-	p := endless("sh", "-c", `for i in 1 2 3 4 5 6; do UL_TEST_MODE=hop setsid "$EXE" "$D/hop$i" & done; trap "" TERM; sleep 99`)
 	p.StopIn, p.KillIn = 1500*time.Millisecond, 1500*time.Millisecond
 	r := prepare(t, p)
 	// In a PID namespace with few numbers, strangers come and go while the tree runs away and is killed; each of them has to end as it means to.

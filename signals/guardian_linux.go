@@ -37,7 +37,11 @@ type Guardian struct {
 	gone    chan struct{} // closed when the tree is gone, or there never was one
 	dead    chan struct{} // closed when the guardian was collected
 
+	box    *box // the control group of the tree, or nil
+	inside bool // the tree is in a namespace, and dies with the guardian
+
 	last       Deadlines      // published; used by the caller's goroutine alone, as is what follows
+	where      *where         // nil for not looked at yet
 	stopSignal syscall.Signal // of the command
 	started    atomic.Int64
 	command    atomic.Int64 // pid
@@ -146,6 +150,7 @@ func (g *Guardian) watch() {
 		if !over {
 			g.takeOver()
 		}
+		g.unbox()
 		g.report(Event{Kind: Gone, At: Now()})
 	}
 	family.Lock()
@@ -230,6 +235,7 @@ func (g *Guardian) Pin(fds []int) error {
 			return fmt.Errorf("cannot hand the lock to the guardian: %w", e)
 		}
 		fds = fds[n:]
+		g.looked() // while the guardian answers
 		if _, err := g.answer(answerWithin, guard.Pinned); err != nil {
 			return err
 		}
@@ -255,14 +261,20 @@ func (g *Guardian) Start(c Command, d Deadlines) (int, error) {
 	case LeftoversIgnore:
 		sealed.Leftovers = guard.LeftoversIgnore
 	}
+	fds, err := g.isolate(c, &sealed)
+	if err != nil {
+		return 0, &StartError{Path: c.Path, Isolate: err}
+	}
 	fd, e := sealed.Seal()
 	if e != 0 {
+		g.unbox()
 		return 0, &StartError{Path: c.Path, Errno: e, Fork: true}
 	}
 	defer syscall.Close(fd)
 	g.started.Store(Now())
-	if e := g.order(guard.Order{Op: guard.OpStart}, fd); e != 0 {
+	if e := g.order(guard.Order{Op: guard.OpStart}, append([]int{fd}, fds...)...); e != 0 {
 		g.started.Store(0)
+		g.unbox()
 		return 0, errGuardian
 	}
 	within := answerWithin
@@ -276,13 +288,21 @@ func (g *Guardian) Start(c Command, d Deadlines) (int, error) {
 	}
 	if r.Kind != guard.Started {
 		g.started.Store(0)
+		g.unbox()
+		if r.Note == 1 {
+			return 0, &StartError{Path: c.Path, Errno: r.Errno, Isolate: cannot(c.Isolate, r.Errno)}
+		}
 		return 0, &StartError{Path: c.Path, Errno: r.Errno, TooLate: r.Errno == 0, Fork: refused(r.Errno)}
+	}
+	if r.Note == 0 {
+		g.unbox() // the guardian did without
 	}
 	g.command.Store(int64(r.Pid))
 	g.started.Store(r.At)
 	if g.opt.DropInherited {
 		guard.CloseInherited()
 	}
+	g.sweep()
 	return int(r.Pid), nil
 }
 
@@ -399,6 +419,12 @@ func (g *Guardian) Descendants() int {
 		return 0
 	default:
 	}
+	if n, ok := g.boxed(); ok {
+		return n
+	}
 	w := guard.Walk{Root: g.pid, Except: func(pid int) bool { return pid == g.page.Canary() }}
+	if top := g.page.Top(); top != 0 {
+		w = guard.Walk{Root: top}
+	}
 	return w.Count().Count
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -41,6 +42,12 @@ func TestMain(m *testing.M) {
 		count(os.Args[1])
 	case "hop":
 		hop(os.Args[1])
+	case "spin": // as beat, but without a pause
+		spin(os.Args[1])
+	case "eat":
+		eat(os.Args[1])
+	case "client":
+		client(os.Args[1], len(os.Args) > 2)
 	case "ask":
 		uid, _ := strconv.Atoi(os.Getenv("UL_TEST_UID"))
 		if err := syscall.Setuid(uid); err != nil {
@@ -67,6 +74,7 @@ type plan struct {
 	Grace                time.Duration
 	Leftovers            signals.Leftovers
 	StopSignal           syscall.Signal
+	Isolate              signals.Isolation
 	Log                  string         // where it writes what happens
 	Diligent             bool           // it orders the kill by itself when it is due, as a runner does
 	Listens              bool           // it passes signals on
@@ -104,6 +112,7 @@ const (
 	rcNoTime  = 69
 	rcCannot  = 126
 	rcMissing = 127
+	rcIsolate = 78
 )
 
 // wrapper is a plain runner: no lease, only the tree.
@@ -177,7 +186,7 @@ func wrapper() {
 	}
 	pid, err := g.Start(signals.Command{
 		Path: path, Args: p.Args, Env: env, StopSignal: p.StopSignal, Grace: p.Grace,
-		Leftovers: p.Leftovers, Socket: p.Socket, Term: "42",
+		Leftovers: p.Leftovers, Isolate: p.Isolate, Socket: p.Socket, Term: "42",
 	}, d)
 	if err != nil {
 		note(entry{What: "refused", Err: err.Error()})
@@ -186,6 +195,8 @@ func wrapper() {
 		switch {
 		case !errors.As(err, &s) || s.Fork:
 			os.Exit(rcSystem)
+		case s.Isolate != nil:
+			os.Exit(rcIsolate)
 		case s.TooLate:
 			os.Exit(rcNoTime)
 		case s.Errno == syscall.ENOENT:
@@ -276,6 +287,63 @@ func beat(file string, stubborn bool) {
 		ts := syscall.NsecToTimespec(200_000)
 		syscall.Nanosleep(&ts, nil)
 	}
+}
+
+// spin writes the time into a mapped file without a pause. The file is there already.
+func spin(file string) {
+	m := mapped(file)
+	at := (*atomic.Int64)(unsafe.Pointer(&m[0]))
+	for {
+		at.Store(signals.Now())
+	}
+}
+
+func mapped(file string) []byte {
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		panic(err)
+	}
+	defer f.Close()
+	f.Truncate(16)
+	m, err := syscall.Mmap(int(f.Fd()), 0, 16, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err != nil {
+		panic(err)
+	}
+	return m
+}
+
+// eat uses up memory once the file is there.
+func eat(file string) {
+	signal.Ignore(syscall.SIGTERM)
+	for _, err := os.Stat(file); err != nil; _, err = os.Stat(file) {
+		ts := syscall.NsecToTimespec(1_000_000)
+		syscall.Nanosleep(&ts, nil)
+	}
+	var eaten [][]byte
+	for {
+		b := make([]byte, 1<<20)
+		for i := 0; i < len(b); i += 4096 {
+			b[i] = 1
+		}
+		eaten = append(eaten, b)
+		runtime.KeepAlive(eaten)
+	}
+}
+
+// client has a server work for it, and calls that off on TERM if it heeds that.
+func client(server string, stubborn bool) {
+	conn, err := net.Dial("unix", server)
+	if err != nil {
+		panic(err)
+	}
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGTERM)
+	conn.Write([]byte("work"))
+	for <-c; stubborn; <-c {
+	}
+	conn.Write([]byte("stop"))
+	conn.Read(make([]byte, 1)) // until it has stopped
+	os.Exit(0)
 }
 
 // occupy fills so many bytes of memory.

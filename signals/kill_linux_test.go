@@ -462,18 +462,25 @@ func TestTheKillIsInTimeOnABusyMachine(t *testing.T) {
 
 func TestTheGuardianHurriesAndTheCommandDoesNot(t *testing.T) {
 	needRoot(t)
-	r := launch(t, endless(tree(true)...))
-	r.beats(treeNames...)
-	g := r.guardian()
-	eventually(t, "a real-time guardian", func() bool { return policies(t, g) == "2" })
-	for _, pid := range r.survivors() {
-		if got := policies(t, pid); got != "0" {
-			t.Errorf("process %d of the command has the scheduling policies %s, want 0 as its caller", pid, got)
+	eachIsolation(t, func(t *testing.T, i signals.Isolation) {
+		r := launch(t, isolated(i, tree(true)...))
+		r.beats(treeNames...)
+		g := r.guardian()
+		eventually(t, "a real-time guardian", func() bool { return policies(t, g) == "2" })
+		for _, pid := range children(g) {
+			if cmdline(pid) == "ul-init" { // whose death is that of the others
+				eventually(t, "a real-time first process", func() bool { return policies(t, pid) == "2" })
+			}
 		}
-	}
-	r.cmd.Process.Signal(syscall.SIGKILL)
-	r.wait()
-	eventually(t, "end of the tree", func() bool { return len(r.survivors()) == 0 })
+		for _, pid := range r.survivors() {
+			if got := policies(t, pid); got != "0" {
+				t.Errorf("process %d of the command has the scheduling policies %s, want 0 as its caller", pid, got)
+			}
+		}
+		r.cmd.Process.Signal(syscall.SIGKILL)
+		r.wait()
+		eventually(t, "end of the tree", func() bool { return len(r.survivors()) == 0 })
+	})
 }
 
 // policies returns the scheduling policies of a process's threads, each once.

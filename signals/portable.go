@@ -676,8 +676,23 @@ func (g *portableGuardian) answer(within time.Duration) (portReport, error) {
 	return portReport{}, errors.New("the guardian has ended or does not answer")
 }
 
+// possiblePortable says why an isolation cannot be had on these systems. They have neither control groups nor PID namespaces.
+func possiblePortable(i Isolation) error {
+	switch i {
+	case IsolateCgroup:
+		return errors.New("control groups are of Linux alone")
+	case IsolatePidns:
+		return errors.New("PID namespaces are of Linux alone")
+	default:
+		return nil
+	}
+}
+
 // Start runs the command and returns its pid. *StartError says why there is no command.
 func (g *portableGuardian) Start(c Command, d Deadlines) (int, error) {
+	if err := possiblePortable(c.Isolate); err != nil {
+		return 0, &StartError{Path: c.Path, Isolate: err}
+	}
 	g.last = d
 	g.out.post(portOrder{Op: "start", Deadlines: d, Command: &portCommand{
 		Path: []byte(c.Path), Args: bytesOf(c.Args), Env: bytesOf(c.Env),

@@ -228,6 +228,12 @@ func TestPortableNoStartAndNoTrace(t *testing.T) {
 	if e, ok := err.(*StartError); !ok || e.Errno != syscall.ENOENT {
 		t.Errorf("got %v, want ENOENT", err)
 	}
+	for _, i := range []Isolation{IsolateCgroup, IsolatePidns} {
+		_, err = g.Start(Command{Path: "/bin/true", Args: []string{"true"}, Isolate: i}, endlessly())
+		if e, ok := err.(*StartError); !ok || e.Isolate == nil || !strings.HasSuffix(err.Error(), "of Linux alone") {
+			t.Errorf("%s: got %v, want that it is of Linux alone", i, err)
+		}
+	}
 	d := endlessly()
 	d.StopAt = Now() - 1
 	_, err = g.Start(Command{Path: "/bin/true", Args: []string{"true"}}, d)

@@ -36,6 +36,17 @@ const (
 	LeftoversIgnore Leftovers = "ignore" // they are let go
 )
 
+// Isolation says what holds the tree together, beside the guardian.
+type Isolation string
+
+// The values of --isolate.
+const (
+	IsolateAuto   Isolation = "auto"   // cgroup where one has been delegated to us, else tree; the zero value too
+	IsolateTree   Isolation = "tree"   // the guardian alone: it inherits every orphan of the tree
+	IsolateCgroup Isolation = "cgroup" // a control group (v2) of its own: killed as a whole, whoever its processes have become
+	IsolatePidns  Isolation = "pidns"  // a PID namespace of its own: dies with the guardian, whatever kills that
+)
+
 // Command is what the guardian runs. Working directory, limits, open descriptors and the rest of the process state are
 // those that the wrapper itself was started with.
 type Command struct {
@@ -45,6 +56,7 @@ type Command struct {
 	StopSignal syscall.Signal
 	Grace      time.Duration // from a stop that the guardian decides alone to SIGKILL
 	Leftovers  Leftovers
+	Isolate    Isolation
 	Socket     string // from [NewSocket]: where the guardian answers [Ask] while the command runs; empty: nowhere
 	Term       string // that it tells whoever asks
 }
@@ -147,10 +159,13 @@ type StartError struct {
 	Errno   syscall.Errno // of fork or exec
 	Fork    bool          // the system refused a process, not the file: EAGAIN or ENOMEM at fork
 	TooLate bool          // the stop instant had passed when the guardian was about to fork
+	Isolate error         // the isolation that was asked for cannot be had
 }
 
 func (e *StartError) Error() string {
 	switch {
+	case e.Isolate != nil:
+		return e.Isolate.Error()
 	case e.TooLate:
 		return "too little of the lease was left to start the command"
 	case e.Fork:
@@ -161,7 +176,10 @@ func (e *StartError) Error() string {
 }
 
 func (e *StartError) Unwrap() error {
-	if e.Errno == 0 {
+	switch {
+	case e.Isolate != nil:
+		return e.Isolate
+	case e.Errno == 0:
 		return nil
 	}
 	return e.Errno

@@ -19,6 +19,9 @@ type Guardian = portableGuardian
 
 const portableSuffix = ""
 
+// Possible says why an isolation that was asked for cannot be had here; nil for those that take what there is.
+func (i Isolation) Possible() error { return possiblePortable(i) }
+
 // Launch starts a guardian. It takes a few milliseconds until it listens, which pass beside whatever the caller does next.
 func Launch(opt Options) (*Guardian, error) { return launchPortable(opt) }
 

@@ -22,14 +22,15 @@ func (g *Guardian) takeOver() {
 	w := guard.Walk{Root: os.Getpid(), Except: g.foreign}
 	gap, nextStuck := passEvery, stuckAfter
 	for quiet := 0; quiet < quietPasses; {
+		populated := g.killBox()
 		s := w.Kill()
 		none := g.collectOrphans()
-		if guard.Childless() {
-			return // exact, whatever forks
+		if guard.Childless() && !populated {
+			break // exact, whatever forks
 		}
 		// With children that are not of this tree the kernel never says so. What forks and ends leaves us something to
 		// collect in every pass; a pass without it, in which nothing lived, is a good sign, and several are enough.
-		if none && g.company() {
+		if none && !populated && g.company() {
 			quiet++
 		} else {
 			quiet = 0
@@ -44,6 +45,10 @@ func (g *Guardian) takeOver() {
 			gap = passSlowest
 		}
 		time.Sleep(gap)
+	}
+	if g.inside {
+		// It died with its namespace, and only the first process of that could have collected it. A second report is dropped.
+		g.report(Event{Kind: Exited, At: Now(), Status: status(syscall.WaitStatus(syscall.SIGKILL))})
 	}
 }
 

@@ -20,12 +20,17 @@ type Entry struct {
 	Files   [2]uint64 // RLIMIT_NOFILE, soft and hard
 	Closed  uint32    // of descriptors 0 to 2, by bit
 	Known   uint32    // 1 where it was recorded
+	Pid     int32     // its number, recorded or not
 }
 
 func (e *Entry) ignored(sig syscall.Signal) bool { return e.Ignored>>(uint(sig)-1)&1 != 0 }
 
 // AtEntry returns how this process was started.
-func AtEntry() Entry { return entry() }
+func AtEntry() Entry {
+	e := entry()
+	e.Pid = int32(syscall.Getpid())
+	return e
+}
 
 // Exact says that this executable records how it was started.
 func Exact() bool { e := entry(); return e.Known != 0 }
@@ -53,13 +58,12 @@ func ignoreAgain() {
 }
 
 // forkExec is [syscall.ForkExec] for a child that starts as the wrapper was started. What it does not know how to do, ForkExec does, and
-// the child gets what Go leaves of signals and descriptors.
-func (g *guardian) forkExec(e *Entry, path string, args []string, attr *syscall.ProcAttr) (int, syscall.Errno) {
+// the child gets what Go leaves of signals and descriptors: ignored is what our caller was started with, as far as Go has kept that.
+func forkExec(e *Entry, ignored uint64, path string, args []string, attr *syscall.ProcAttr) (int, syscall.Errno) {
 	s := attr.Sys
 	plain := syscall.SysProcAttr{Pdeathsig: s.Pdeathsig, Setpgid: s.Setpgid, UseCgroupFD: s.UseCgroupFD, CgroupFD: s.CgroupFD}
 	if e.Known == 0 || !samePlain(s, &plain) {
-		g.each(g.ignored, func(sig syscall.Signal) { _ = rtSigaction(sig, &sigaction{handler: sigIgn}, nil) })
-		defer g.each(g.ignored, func(sig syscall.Signal) { _ = captureSignal(sig, new(sigaction)) })
+		defer letIgnore(ignored)()
 		pid, err := syscall.ForkExec(path, args, attr)
 		if err == nil {
 			return pid, 0
@@ -76,7 +80,7 @@ func (g *guardian) forkExec(e *Entry, path string, args []string, attr *syscall.
 	}
 	// sd_listen_fds(3), sd_watchdog_enabled(3): who is not the process of that number does not heed what it was given. The id of a pidfd
 	// says the same once more; it is only heeded where it is set, and the command's is not known before it runs.
-	c.pidNames, c.oldPid = []string{"LISTEN_PID=", "WATCHDOG_PID="}, strconv.Itoa(g.wrapper)
+	c.pidNames, c.oldPid = []string{"LISTEN_PID=", "WATCHDOG_PID="}, strconv.Itoa(int(e.Pid))
 	if slices.Contains(c.env, "LISTEN_PID="+c.oldPid) {
 		c.env = slices.DeleteFunc(slices.Clone(c.env), func(kv string) bool { return len(kv) > 14 && kv[:15] == "LISTEN_PIDFDID=" })
 	}
@@ -93,7 +97,15 @@ func ignoredNow() (set uint64) {
 	return set
 }
 
-func (g *guardian) each(set uint64, f func(syscall.Signal)) {
+// letIgnore ignores signals that are captured, so that a child inherits that, until the function that it returns is called.
+func letIgnore(set uint64) (captureAgain func()) {
+	each(set, func(sig syscall.Signal) { _ = rtSigaction(sig, &sigaction{handler: sigIgn}, nil) })
+	return func() {
+		each(set, func(sig syscall.Signal) { _ = captureSignal(sig, new(sigaction)) })
+	}
+}
+
+func each(set uint64, f func(syscall.Signal)) {
 	for sig := syscall.Signal(1); set != 0 && sig <= 64; sig++ {
 		if set>>(sig-1)&1 != 0 {
 			f(sig)

@@ -17,7 +17,9 @@ var (
 	entryNoteRoom [4]uint64 //nolint:unused // assembly writes to it: for what one system call returns
 )
 
-func entry() Entry { return Entry{entryIgnored, entryBlocked, entryFiles, entryClosed, entryKnown} }
+func entry() Entry {
+	return Entry{Ignored: entryIgnored, Blocked: entryBlocked, Files: entryFiles, Closed: entryClosed, Known: entryKnown}
+}
 
 // rawVfork makes a clone(2) or clone3(2) that shares our memory and stack. It keeps its return address in a register: the child goes
 // on first, and writes over the stack.

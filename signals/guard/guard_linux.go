@@ -9,6 +9,7 @@ import (
 const (
 	passEvery   = 2_000_000      // between two walks of a kill
 	passSlowest = 100_000_000    // between two walks once a second has passed
+	walkAfter   = 50_000_000     // from the kill of a control group to the walk, at most
 	stuckAfter  = 1_000_000_000  // from the first SIGKILL to the first report
 	stuckEvery  = 10_000_000_000 // between two reports
 	sameSignal  = 50_000_000     // two deliveries of one signal within this are one act of its sender
@@ -41,6 +42,9 @@ type guardian struct {
 	childless bool
 	more      bool // a turn took in as many children as it may: there may be others
 	pins      []int
+	box       Cgroup // of the tree, or NoCgroup
+	boxEvents int    // its cgroup.events, or -1
+	in        inside // the namespace of the tree
 
 	stopped bool  // the stop signal was sent
 	decided bool  // by us: ownKill counts from it
@@ -72,6 +76,7 @@ func run() int {
 	runtime.LockOSThread() // PR_SET_PDEATHSIG of the command is about this thread
 	setName(Name)
 	g := &guardian{wrapper: syscall.Getppid(), pidFd: -1, wrapperFd: -1, song: -1, checks: -1, armed: Never, ownKill: Never}
+	g.box, g.boxEvents, g.in.sock = NoCgroup, -1, -1
 	hello, fds, ok, orphan := g.find()
 	if orphan {
 		return exitRefused // the run was over before we were ready: there is nothing to guard, and nothing to say
@@ -257,6 +262,14 @@ func (g *guardian) pass(now int64) {
 	if now < g.nextPass {
 		return
 	}
+	if g.box != NoCgroup {
+		g.box.Kill()
+		// What is in the group is dead, and only has to be collected. The walk is for what has left it, and need not visit the rest.
+		if first := g.nextPass == g.killedAt; first || g.more && now < g.killedAt+walkAfter {
+			g.nextPass = now + g.gap
+			return
+		}
+	}
 	g.shootGroup()
 	s := g.walk.Kill()
 	now = Now()
@@ -275,10 +288,13 @@ func (g *guardian) pass(now int64) {
 // shootGroup kills the command's process group and the command. The group is ours as long as the command, its leader, is not collected:
 // until then its number cannot pass to strangers.
 func (g *guardian) shootGroup() {
+	if g.in.pid != 0 {
+		syscall.Kill(g.in.pid, syscall.SIGKILL) // not collected; the namespace goes with it
+	}
 	if g.exited {
 		return
 	}
-	if !g.shared {
+	if !g.shared && g.in.pid == 0 {
 		syscall.Kill(-g.pid, syscall.SIGKILL)
 	}
 	g.signal(syscall.SIGKILL)
@@ -290,6 +306,7 @@ func (g *guardian) signal(sig syscall.Signal) {
 	case g.pid == 0 || g.exited:
 	case g.pidFd >= 0:
 		_ = PidfdSignal(g.pidFd, sig) // ESRCH where it has ended; a kill is repeated
+	case g.in.pid != 0: // collected by another
 	default:
 		syscall.Kill(g.pid, sig) // not collected, therefore still its number
 	}
@@ -322,8 +339,12 @@ func (g *guardian) collect() {
 		if pid == 0 {
 			break
 		}
-		if pid == g.pid && !g.exited {
+		if pid == g.pid && !g.exited && g.in.pid == 0 {
 			g.commandEnded()
+			continue
+		}
+		if pid == g.in.pid {
+			g.insideEnded()
 			continue
 		}
 		Reap(pid)
@@ -343,6 +364,7 @@ func (g *guardian) commandEnded() {
 	var left Survey
 	if others, known := g.others(g.pid); !g.killing && (others || !known) {
 		left = g.walk.CountUntil(g.killDue)
+		g.addBoxed(&left)
 	}
 	if g.killing || g.command.Leftovers == LeftoversKill && !g.orphan {
 		if !g.shared {
@@ -350,6 +372,11 @@ func (g *guardian) commandEnded() {
 		}
 	}
 	ws, _ := Reap(g.pid)
+	g.told(ws, left, now)
+}
+
+// told reports the command's end, and what it left.
+func (g *guardian) told(ws syscall.WaitStatus, left Survey, now int64) {
 	g.exited = true
 	if g.pidFd >= 0 {
 		syscall.Close(g.pidFd)
@@ -391,7 +418,7 @@ func (g *guardian) others(pid int) (some, known bool) {
 func (g *guardian) afterExit() {
 	now := Now()
 	switch {
-	case g.childless:
+	case g.childless && !g.box.Populated():
 		g.end(now)
 	case g.killing || g.orphan:
 	case g.awaitsCanary(): // it was sent SIGKILL a moment ago, and its end wakes us up
@@ -417,6 +444,9 @@ func (g *guardian) end(now int64) {
 		syscall.Close(fd)
 	}
 	g.pins = nil
+	if g.box != NoCgroup && g.orphan {
+		g.box.Remove() // else the wrapper does it
+	}
 	g.deafen()
 	g.ended = true
 	g.report(&Report{Kind: Gone, At: now})
@@ -472,7 +502,7 @@ func (g *guardian) wait() {
 		_ = SetTimer(g.timer, next) // a timer of ours cannot be refused
 		g.armed = next
 	}
-	var fds [7]pollfd
+	var fds [9]pollfd
 	n := 0
 	add := func(fd int, events int16) *pollfd {
 		fds[n] = pollfd{fd: int32(fd), events: events} // a negative number is passed over
@@ -490,12 +520,23 @@ func (g *guardian) wait() {
 	if len(g.queue) > 0 {
 		sock.events |= pollOut
 	}
+	below := add(g.in.sock, pollIn)
+	box := add(-1, pollPri)
+	if g.childless && g.exited && !g.ended {
+		box.fd = int32(g.boxEvents) // processes that are not below us keep it populated
+	}
 	checks := add(g.checks, pollIn)
 	limit := int64(-1)
 	if g.more {
 		limit = 0
 	}
 	poll(fds[:n], limit)
+	if below.revents != 0 {
+		g.listen()
+	}
+	if box.revents != 0 {
+		populated(g.boxEvents) // read: the next poll waits for the next change
+	}
 	if timer.revents != 0 {
 		var b [8]byte
 		syscall.Read(g.timer, b[:])
@@ -609,26 +650,44 @@ func (g *guardian) release(now int64) {
 
 // start forks the command if there is time for it.
 func (g *guardian) start(fds []int) {
-	if g.pid != 0 || len(fds) != 1 {
+	if g.pid != 0 || len(fds) < 1 || len(fds) > 2 {
 		g.report(&Report{Kind: Refused, Errno: syscall.EINVAL, At: Now()})
 		return
 	}
+	if len(fds) == 2 {
+		g.box = Cgroup(fds[1])
+	}
 	c, mapped, ok := unseal(fds[0])
-	syscall.Close(fds[0])
 	if !ok {
+		syscall.Close(fds[0])
 		g.report(&Report{Kind: Refused, Errno: syscall.ENOMEM, At: Now()})
 		return
 	}
 	g.hear(c.Socket)
-	pid, e, late := g.fork(&c)
+	var (
+		pid             int
+		e               syscall.Errno
+		isolation, late bool
+	)
+	if c.Isolation == IsolatePidns {
+		pid, e, isolation, late = g.enter(fds[0])
+	} else {
+		pid, e, isolation, late = g.fork(&c)
+	}
+	syscall.Close(fds[0])
+	note := uint32(0)
+	if isolation || pid != 0 && g.box != NoCgroup {
+		note = 1
+	}
 	switch {
 	case late:
 		g.report(&Report{Kind: Refused, At: Now()})
 	case e != 0:
-		g.report(&Report{Kind: Refused, Errno: e, At: Now()})
+		g.report(&Report{Kind: Refused, Errno: e, Note: note, At: Now()})
 	default:
 		g.pid = pid
-		g.report(&Report{Kind: Started, Pid: int32(pid), At: Now()})
+		g.page.top.Store(int64(g.in.pid))
+		g.report(&Report{Kind: Started, Pid: int32(pid), Note: note, At: Now()})
 	}
 	g.flush()
 	g.command = Command{StopSignal: c.StopSignal, Grace: c.Grace, Leftovers: c.Leftovers, Term: string([]byte(c.Term))}
@@ -637,8 +696,14 @@ func (g *guardian) start(fds []int) {
 		g.deafen()
 		return
 	}
-	if fd, e := PidfdOpen(pid); e == 0 {
-		g.pidFd = fd
+	if g.in.pid == 0 {
+		if fd, e := PidfdOpen(pid); e == 0 {
+			g.pidFd = fd
+		}
+	}
+	if g.box != NoCgroup {
+		g.boxEvents, _ = g.box.open("cgroup.events", syscall.O_RDONLY)
+		populated(g.boxEvents) // what it says from now on is new
 	}
 }
 
@@ -651,7 +716,7 @@ func (g *guardian) settle() {
 			g.page.canary.Store(int64(pid))
 		}
 	}
-	g.leave()
+	leave(g.shared)
 	// What came until now reached us as a member of the caller's process group, or before there was a command.
 	g.takeSignals()
 	g.got = [65]int64{}
@@ -662,19 +727,20 @@ func (g *guardian) settle() {
 	hurry()
 }
 
-// leave takes the guardian out of the process group of its caller, so that what is meant for that group does not reach it. With a terminal it
-// leaves the session as well, and no terminal can hang up on it or stop it for writing. Without one it stays: a new session is a
+// leave takes the guardian, or the first process of a namespace, out of the process group of its caller, so that what is meant for that
+// group does not reach it. With a terminal it leaves the session as well, and no terminal can hang up on it or stop it for writing. Without
+// one it stays: a new session is a
 // scheduling group of its own (autogroup, sched(7)), and beside busy groups a lone sleeper of niceness 19 was woken up to a second late in
 // its own group, and at most some milliseconds late among the caller's processes.
-func (g *guardian) leave() {
-	if g.shared {
+func leave(shared bool) {
+	if shared {
 		syscall.Setsid()
 	} else {
 		_ = syscall.Setpgid(0, 0) // as a member of a group it cannot be refused
 	}
 }
 
-// hurry gives all threads of the guardian the lowest real-time priority where the system permits it (CAP_SYS_NICE, RLIMIT_RTPRIO): a
+// hurry gives all threads of this process the lowest real-time priority where the system permits it (CAP_SYS_NICE, RLIMIT_RTPRIO): a
 // kill has to be in time whatever the niceness that we were started with and whatever else runs. All of them, since a thread that
 // holds a lock of the runtime must not wait for time that the first one does not need. Threads to come inherit it. The command does not: it
 // has been started. To run at the priority of everybody is no error.
@@ -685,25 +751,49 @@ func hurry() {
 	})
 }
 
-// fork runs the command, as execvp does where the file has a format that the kernel does not know.
-func (g *guardian) fork(c *Command) (pid int, e syscall.Errno, late bool) {
-	attr := &syscall.ProcAttr{
-		Env: c.Env, Files: []uintptr{0, 1, 2},
-		Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: !g.shared},
+// tooLate says that the stop instant has passed, or that the wrapper has ordered the kill.
+func (g *guardian) tooLate() bool {
+	at, _ := stopAt(g.page.Read())
+	return Now() >= at || g.page.ordered.Load() != 0
+}
+
+// fork runs the command, in its control group if it has one. Isolation says that an error is about that.
+func (g *guardian) fork(c *Command) (pid int, e syscall.Errno, isolation, late bool) {
+	sys := &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: !g.shared}
+	if g.box != NoCgroup {
+		sys.UseCgroupFD, sys.CgroupFD = true, int(g.box)
 	}
-	d := g.page.Read()
-	if at, _ := stopAt(d); Now() >= at || g.page.ordered.Load() != 0 {
-		return 0, 0, true
+	if g.tooLate() {
+		return 0, 0, false, true
 	}
-	pid, e = g.forkExec(&c.Entry, c.Path, c.Args, attr)
+	pid, e = execute(c, g.ignored, sys)
+	if e == 0 || g.box == NoCgroup {
+		return pid, e, false, false
+	}
+	if c.Isolation == IsolateCgroup {
+		if refused := g.box.Startable(); refused != 0 {
+			return 0, refused, true, false
+		}
+		return 0, e, false, false
+	}
+	// Whether the error is about the file or about the group shows when the group is left out.
+	syscall.Close(int(g.box))
+	g.box = NoCgroup
+	return g.fork(c)
+}
+
+// execute runs the command, as execvp does where the file has a format that the kernel does not know.
+func execute(c *Command, ignored uint64, sys *syscall.SysProcAttr) (pid int, e syscall.Errno) {
+	attr := &syscall.ProcAttr{Env: c.Env, Files: []uintptr{0, 1, 2}, Sys: sys}
+	pid, e = forkExec(&c.Entry, ignored, c.Path, c.Args, attr)
 	if e == syscall.ENOEXEC {
 		args := []string{"/bin/sh", c.Path}
 		if len(c.Args) > 1 {
 			args = append(args, c.Args[1:]...)
 		}
-		pid, e = g.forkExec(&c.Entry, "/bin/sh", args, attr)
+		pid, e = forkExec(&c.Entry, ignored, "/bin/sh", args, attr)
 	}
-	return pid, e, false
+	return pid, e
 }
 
 // protect takes the guardian out of the kernel's choice when memory runs out. The command has what it inherited.

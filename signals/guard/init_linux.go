@@ -15,6 +15,10 @@ func init() {
 		code := run()
 		syscall.RawSyscall(syscall.SYS_EXIT_GROUP, uintptr(code), 0, 0)
 	}
+	if len(os.Args) == 1 && os.Args[0] == InitName {
+		code := runInit()
+		syscall.RawSyscall(syscall.SYS_EXIT_GROUP, uintptr(code), 0, 0)
+	}
 	ignoreAgain()
 	launchEarly()
 }

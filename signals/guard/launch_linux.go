@@ -61,7 +61,7 @@ func Launch(shared bool) (l Launched, err error) {
 		err = e
 	} else {
 		step = "start the guardian"
-		l.Pid, err = fork(pair[1])
+		l.Pid, err = fork(Name, pair[1], nil)
 	}
 	if err != nil {
 		syscall.Close(l.Sock)
@@ -71,9 +71,9 @@ func Launch(shared bool) (l Launched, err error) {
 	return l, nil
 }
 
-// fork executes this binary as a guardian with the descriptor as its control socket, under the number that it has here. No other
+// fork executes this binary under another name, with the descriptor as its control socket, under the number that it has here. No other
 // descriptor is renumbered: a list with holes keeps what is inherited where it is.
-func fork(sock int) (int, error) {
+func fork(name string, sock int, sys *syscall.SysProcAttr) (int, error) {
 	files := make([]uintptr, sock+1)
 	for fd := range files {
 		files[fd] = uintptr(fd)
@@ -81,15 +81,15 @@ func fork(sock int) (int, error) {
 			files[fd] = ^uintptr(0)
 		}
 	}
-	attr := &syscall.ProcAttr{Env: []string{}, Files: files}
-	// Not by its own name: a signal to all processes that execute "underlease" is to miss the guardian.
-	pid, err := syscall.ForkExec("/proc/self/exe", []string{Name}, attr)
+	attr := &syscall.ProcAttr{Env: []string{}, Files: files, Sys: sys}
+	// Not by its own name: a signal to all processes that execute "underlease" is to miss this one.
+	pid, err := syscall.ForkExec("/proc/self/exe", []string{name}, attr)
 	if errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.EACCES) {
 		var self string
 		if self, err = os.Executable(); err != nil {
 			return 0, errors.New("our own executable cannot be found: /proc is not mounted here")
 		}
-		pid, err = syscall.ForkExec(self, []string{Name}, attr)
+		pid, err = syscall.ForkExec(self, []string{name}, attr)
 	}
 	return pid, err
 }

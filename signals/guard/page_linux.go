@@ -29,6 +29,7 @@ type Page struct {
 	killing atomic.Int64 // by the guardian: when its kill began; 0 for not yet. Never taken back
 	beat    atomic.Int64 // by the guardian: its latest sign of life during a kill
 	canary  atomic.Int64 // by the guardian: pid of a child of its own that is not of the tree; 0 for none
+	top     atomic.Int64 // by the guardian: pid of the first process of the tree's namespace, itself not of the tree; 0 for none
 
 	draining atomic.Int64 // by the wrapper: when a signal from outside first asked the command to finish; 0 for not yet
 }
@@ -103,6 +104,9 @@ func (p *Page) Drain(now int64) { p.draining.CompareAndSwap(0, now) }
 
 // Killing returns when the guardian's kill began and when it last showed a sign of life in it; zeros before.
 func (p *Page) Killing() (since, beat int64) { return p.killing.Load(), p.beat.Load() }
+
+// Top returns the pid of the first process of the tree's namespace, or 0 where the tree is in none of its own.
+func (p *Page) Top() int { return int(p.top.Load()) }
 
 // Canary returns the pid of the child of the guardian that does not belong to the tree, or 0.
 func (p *Page) Canary() int { return int(p.canary.Load()) }

@@ -32,6 +32,9 @@ type known struct {
 	below int // index of the guardian that it is below of, or -1
 }
 
+// chases is how often one walk looks for processes that have come below Root since its beginning.
+const chases = 16
+
 // Survey is what one walk saw.
 type Survey struct {
 	Count  int           // living processes
@@ -63,7 +66,16 @@ func (w *Walk) walk(sig syscall.Signal) (s Survey) {
 	}
 	w.inner = w.inner[:0]
 	queue := []int{w.Root}
-	for len(queue) > 0 {
+	for chased, before := 0, 0; ; {
+		if len(queue) == 0 {
+			// What ran away while the others were visited is below Root by now, and is caught before it does so again: in a large tree
+			// that is much sooner than in the next walk.
+			if sig != syscall.SIGKILL || w.scan != nil || len(w.seen) == before || chased == chases {
+				break
+			}
+			chased, before = chased+1, len(w.seen)
+			queue = append(queue, w.Root)
+		}
 		parent := queue[0]
 		queue = queue[1:]
 		for _, pid := range w.children(parent) {

@@ -14,7 +14,7 @@ type Op uint32
 const (
 	OpHello   Op = iota + 1 // first, with the page; Arg is 1 where the command shares the caller's process group
 	OpPin                   // with descriptors; answered by [Pinned]
-	OpStart                 // with the sealed command; answered by [Started] or [Refused]
+	OpStart                 // with the sealed command, and its control group if there is one; answered by [Started] or [Refused]
 	OpLook                  // a deadline came closer, or a kill was ordered: read the page
 	OpForward               // Arg: signal for the command alone
 	OpStop                  // the stop signal, if it has not been sent, for the command alone
@@ -67,6 +67,7 @@ const (
 	Pinned  Kind = iota + 100 // the descriptors are held
 	Started                   // Pid
 	Refused                   // Errno; zero: too late
+	Ready                     // from a namespace's first process: it is set up
 )
 
 // Why is a reason, one of signals.Why.
@@ -94,6 +95,7 @@ type Report struct {
 	Status syscall.WaitStatus
 	Errno  syscall.Errno
 	Killed uint32 // 1: leftovers were killed
+	Note   uint32 // Started: 1: the control group is in use. Refused: 1: it is the isolation that cannot be had. Exited in a namespace: 1: nothing was left
 	Pid    int32
 	Count  int32
 	Named  int32
@@ -130,10 +132,22 @@ type Command struct {
 	StopSignal syscall.Signal
 	Grace      int64
 	Leftovers  Leftovers
+	Isolation  Isolation
 	Socket     string // where it answers a check, or empty
 	Term       string // that it tells then
 	Entry      Entry  // how the wrapper was started
 }
+
+// Isolation is what holds the tree together.
+type Isolation uint32
+
+// What was asked for.
+const (
+	IsolateTree   Isolation = iota
+	IsolateCgroup           // in the control group that comes with the command, or not at all
+	IsolateAnyway           // in that control group if the kernel lets us
+	IsolatePidns
+)
 
 // Leftovers is what becomes of background processes.
 type Leftovers uint32
@@ -150,6 +164,7 @@ type header struct {
 	grace             int64
 	args, env         int64
 	signal, leftovers uint32
+	isolation, _      uint32
 	entry             Entry
 }
 
@@ -163,7 +178,7 @@ func (c *Command) Seal() (int, syscall.Errno) {
 			size += 4 + len(s)
 		}
 	}
-	h := header{c.Grace, int64(len(c.Args)), int64(len(c.Env)), uint32(c.StopSignal), uint32(c.Leftovers), c.Entry}
+	h := header{c.Grace, int64(len(c.Args)), int64(len(c.Env)), uint32(c.StopSignal), uint32(c.Leftovers), uint32(c.Isolation), 0, c.Entry}
 	b := append(make([]byte, 0, size), unsafe.Slice((*byte)(unsafe.Pointer(&h)), headerSize)...)
 	put := func(s string) {
 		n := len(s)
@@ -222,7 +237,7 @@ func unseal(fd int) (c Command, mapped []byte, ok bool) {
 	c = Command{
 		Path: get(), Socket: get(), Term: get(), Args: make([]string, h.args), Env: make([]string, h.env),
 		StopSignal: syscall.Signal(h.signal), Grace: h.grace, Leftovers: Leftovers(h.leftovers),
-		Entry: h.entry,
+		Isolation: Isolation(h.isolation), Entry: h.entry,
 	}
 	for i := range c.Args {
 		c.Args[i] = get()
