@@ -517,15 +517,23 @@ func (g *guardian) wait() {
 
 // takeSignals empties the pipes of signals. SIGCHLD has done its duty by waking us; others are remembered, see forward.
 func (g *guardian) takeSignals() {
-	g.take(g.signals)
-	if g.canary != 0 && g.take(g.song) == 0 { // somebody killed it; collect takes it in
+	g.take(g.signals, true)
+	if g.canary != 0 && g.take(g.song, g.together()) == 0 { // somebody killed it; collect takes it in
 		syscall.Close(g.song)
 		g.song = -1
 	}
 }
 
-// take empties one pipe. It returns what the last read did.
-func (g *guardian) take(pipe int) int {
+// together says that the command is in the canary's process group, as far as is known: it may have left for one of its own, as an
+// interactive shell does, and does not get what the group gets.
+func (g *guardian) together() bool {
+	canary, _ := syscall.Getpgid(g.canary)
+	command, err := syscall.Getpgid(g.pid)
+	return err != nil || command == canary
+}
+
+// take empties one pipe, and remembers what came unless it says nothing about the command. It returns what the last read did.
+func (g *guardian) take(pipe int, heed bool) int {
 	var b [64 * CapturedSize]byte
 	for {
 		n, err := syscall.Read(pipe, b[:])
@@ -537,7 +545,7 @@ func (g *guardian) take(pipe int) int {
 		}
 		now := Now()
 		for r := b[:n]; len(r) >= CapturedSize; r = r[CapturedSize:] {
-			if c := ParseCaptured(r); c.Signal > 0 && int(c.Signal) < len(g.got) && !c.FromKernel() {
+			if c := ParseCaptured(r); heed && c.Signal > 0 && int(c.Signal) < len(g.got) && !c.FromKernel() {
 				g.got[c.Signal] = now
 			}
 		}
