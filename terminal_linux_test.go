@@ -432,6 +432,7 @@ func asWithoutUs(t *testing.T, scenario func(s *shell)) {
 				s.leaves()
 			}
 			s.nothing()
+			<-s.ended // so that nothing more can come
 			if with {
 				s.free()
 			}
@@ -743,14 +744,17 @@ func TestTerminalShellsInsideHaveJobControl(t *testing.T) {
 		s.sees("ready")
 		s.types(ctrlZ)
 		s.prompt(148)
-		s.types(ctrlC) // at a prompt
-		s.prompt(148)
 		s.run("jobs", 0)
 		s.enters("fg")
 		s.sees("exit 4'")
 		s.enters("hello")
 		s.sees("got hello")
 		s.prompt(4)
+		s.enters("suspend")
+		s.prompt(147)
+		s.run("jobs", 0)
+		s.enters("fg")
+		s.prompt(0)
 		s.run("exit 6", 6)
 		s.enters(`$R sh -c 'echo ready; exec $R2 sh -c "read x; echo got \$x; exit 7"'`)
 		s.sees("ready")
@@ -954,6 +958,163 @@ func TestTerminalSignalsReachACommandThatHasLeftTheGroup(t *testing.T) {
 	}
 	s.signal(job, syscall.SIGALRM)
 	s.told("Exit 3")
+	s.leaves()
+	s.nothing()
+	s.free()
+}
+
+// Q26: who does not heed ^Z is not stopped, and who has things to do before is waited for.
+func TestTerminalShellSeesAStopWhenTheCommandHasStopped(t *testing.T) {
+	asWithoutUs(t, func(s *shell) {
+		s.enters(`$R sh -c 'trap "" TSTP; echo ready; read x; echo got $x; exit 4'`)
+		s.sees("ready")
+		s.types(ctrlZ)
+		s.enters("hello")
+		s.find(regexp.MustCompile(`got .*hello\r\n`))
+		s.prompt(4)
+		// As full-screen programs do: clean up, then stop alone.
+		s.enters(`$R bash -c 'trap "sleep 0.2; echo clean; kill -STOP \$\$; echo again" TSTP; echo ready; read x; echo got $x; exit 5'`)
+		s.sees("ready")
+		s.types(ctrlZ)
+		s.sees("clean")
+		s.prompt(147)
+		s.enters("fg")
+		s.sees("again")
+		s.enters("hello")
+		s.sees("got hello")
+		s.prompt(5)
+	})
+}
+
+// Who stops the command alone and lets it go on stops the run alone, and lets it go on.
+func TestTerminalCommandThatIsStoppedAloneGoesOnAlone(t *testing.T) {
+	s := startShell(t, true)
+	job := s.background(`$R sh -c 'echo $$ > pid; exec heard > got' &`)
+	s.prompt(0)
+	command := s.number("pid")
+	s.has("got", "ready\n")
+	for range 3 {
+		s.signal(command, syscall.SIGSTOP)
+		s.stopped(job)
+		s.signal(command, syscall.SIGCONT)
+		s.until("going on", func() bool { return strings.HasPrefix(statusOf(job, "State"), "S") })
+		s.signal(command, syscall.SIGTSTP)
+		s.stopped(job)
+		s.signal(job, syscall.SIGCONT)
+		s.until("going on", func() bool { return strings.HasPrefix(statusOf(command, "State"), "S") })
+	}
+	// Stopped, and killed.
+	s.signal(command, syscall.SIGSTOP)
+	s.stopped(job)
+	s.signal(command, syscall.SIGKILL)
+	s.told("Killed")
+	s.leaves()
+	s.nothing()
+	s.free()
+}
+
+// C27: what happens to the lease while the job is stopped, with a ttl: as nobody renews it, the deadline comes, is kept by the guardian, and
+// is told by the shell.
+func TestTerminalJobThatIsStoppedForLongerThanTheTTLIsEnded(t *testing.T) {
+	for _, c := range []struct {
+		name, command string
+		heeds         bool // TERM
+	}{
+		{"a tree that ignores TERM", `$R tree -stubborn $D/beats`, false},
+		{"a command that heeds it", `$R beat -slow 10ms $D/beats-main`, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			const ttl = 3 * time.Second
+			s := startShell(t, true, "--ttl", ttl.String(), "--grace", "500ms", "--margin", "300ms", "--log-level", "error")
+			s.enters(c.command)
+			s.until("beating", func() bool { return there(filepath.Join(s.dir, "beats-main")) })
+			job := s.foreground()
+			stop := signals.Now() // the last renewal was sent before
+			s.types(ctrlZ)
+			s.prompt(148)
+			s.stopped(job)
+			// Nobody presses a key that could wake the job up.
+			s.find(regexp.MustCompile(`underlease: lost: "x" .* the command was stopped`))
+			s.told("Exit 74")
+			files, _ := filepath.Glob(filepath.Join(s.dir, "beats-*"))
+			for _, f := range files {
+				text, err := os.ReadFile(f)
+				if err != nil {
+					t.Fatal(err)
+				}
+				words := strings.Fields(string(text)) // of each stamp: what, instant, pid, term
+				last, err := strconv.ParseInt(words[len(words)-3], 10, 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+				after := time.Duration(last - stop)
+				t.Logf("%s: the last beat was %v after ^Z", filepath.Base(f), after)
+				if after >= ttl {
+					t.Errorf("%s: got a beat %v after ^Z, want none after the ttl", filepath.Base(f), after)
+				}
+				if ended := words[len(words)-4] == "end"; ended != c.heeds {
+					t.Errorf("%s ended by itself: got %v, want %v", filepath.Base(f), ended, c.heeds)
+				}
+			}
+			s.leaves()
+			s.nothing()
+			s.free()
+		})
+	}
+}
+
+// C27: and without a ttl, as file: has it, the lease is kept.
+func TestTerminalJobThatIsStoppedKeepsALeaseWithoutATTL(t *testing.T) {
+	s := startShell(t, true)
+	s.enters(`$R sh -c 'echo ready; read x; exit 4'`)
+	s.sees("ready")
+	s.types(ctrlZ)
+	s.prompt(148)
+	s.run(`$R true`, 75)
+	s.enters("fg")
+	s.sees("exit 4'")
+	s.run("", 4)
+	s.run(`$R true`, 0)
+	s.leaves()
+	s.nothing()
+	s.free()
+}
+
+// A run that waits for its lease has no command yet: keys are for itself.
+func TestTerminalKeysReachARunThatWaits(t *testing.T) {
+	s := startShell(t, true, "--wait", "forever")
+	s.run("mkfifo fifo", 0)
+	s.background(`$R sh -c 'echo > ready; read x < fifo' &`)
+	s.prompt(0)
+	s.has("ready", "\n")
+	shell := s.foreground()
+	waiting := func() {
+		s.until("waiting", func() bool {
+			job := s.foreground()
+			caught, err := strconv.ParseUint(statusOf(job, "SigCgt"), 16, 64)
+			return err == nil && job != shell && caught&(1<<(syscall.SIGTSTP-1)) != 0
+		})
+	}
+	s.enters(`for i in 1 2 3; do $R true; done; echo over`)
+	waiting()
+	s.types(ctrlC)
+	s.prompt(130)
+	s.enters(`$R true`)
+	waiting()
+	s.types(ctrlBackslash)
+	s.prompt(131)
+	s.enters(`$R sh -c 'echo has it; exit 5'`)
+	waiting()
+	s.types(ctrlZ)
+	s.prompt(148)
+	s.enters("fg")
+	s.sees("exit 5'")
+	s.types(ctrlZ)
+	s.prompt(148)
+	s.run("echo > fifo", 0)
+	s.enters("fg")
+	s.sees("has it")
+	s.prompt(5)
 	s.leaves()
 	s.nothing()
 	s.free()

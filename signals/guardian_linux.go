@@ -44,7 +44,8 @@ type Guardian struct {
 	shot       atomic.Bool  // we ended the guardian ourselves
 	ours       atomic.Bool  // we, or the guardian by itself, have begun to end the command
 	backup     sync.Once
-	modes      modes // of the terminal
+	modes      modes      // of the terminal
+	halt       sync.Mutex // held while this process is stopped because the command is
 
 	mu        sync.Mutex
 	collected bool // pid may be somebody else's
@@ -131,6 +132,8 @@ func (g *Guardian) watch() {
 		r, ok := guard.ParseReport(b[:n])
 		switch {
 		case !ok:
+		case r.Kind == guard.Halted:
+			go g.follow(r.Status.StopSignal())
 		case r.Kind >= guard.Pinned:
 			g.answers <- r
 		case r.Kind == guard.Gone:

@@ -1,10 +1,65 @@
 package signals
 
 import (
+	"bytes"
+	"os"
 	"runtime"
+	"strconv"
 	"syscall"
+	"time"
 	"unsafe"
+
+	"github.com/underlease/underlease/signals/guard"
 )
+
+// haltAfter is how long the command has to stay stopped before this process is stopped with it. Where both were stopped and go on together, the
+// word of the stop is read first when it is over.
+const haltAfter = 10 * time.Millisecond
+
+// follow stops this process by the signal that has stopped the command: a shell that waits for this process has to see it, not before the
+// command is stopped, and not at all if that does not heed ^Z. When this process goes on, so does the command.
+func (g *Guardian) follow(sig syscall.Signal) {
+	g.halt.Lock()
+	defer g.halt.Unlock()
+	command := int(g.command.Load())
+	if !stopped(command) {
+		return
+	}
+	time.Sleep(haltAfter)
+	if !stopped(command) || !g.runs() {
+		return
+	}
+	guard.StopBy(sig)
+	if g.runs() && stopped(command) {
+		g.tell(guard.Order{Op: guard.OpForward, Arg: int32(syscall.SIGCONT)})
+	}
+}
+
+// stopped says whether a process is stopped.
+func stopped(pid int) bool {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	end := bytes.LastIndexByte(b, ')') // the name may contain anything
+	return err == nil && end >= 0 && end+2 < len(b) && b[end+2] == 'T'
+}
+
+// runs says that the command has begun, and that its end is not known.
+func (g *Guardian) runs() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.command.Load() != 0 && !g.exited
+}
+
+// commanding says that there is a command that job control is about.
+func commanding() bool {
+	family.Lock()
+	defer family.Unlock()
+	for _, g := range family.guardians {
+		if g.runs() {
+			return true
+		}
+	}
+	return false
+}
 
 // modes are the settings of the terminal as they were when the command was started. A command that we end has no chance to put back
 // what it has changed, and a shell that sees an exit code of ours takes what it finds for what was wanted: it puts its own settings back

@@ -38,6 +38,7 @@ type guardian struct {
 	pidFd     int // pidfd of the command, or -1
 	settled   bool
 	exited    bool
+	halted    bool // the command is stopped, and the wrapper was told, where both are in the caller's process group
 	childless bool
 	more      bool // a turn took in as many children as it may: there may be others
 	pins      []int
@@ -331,15 +332,43 @@ func (g *guardian) collect() {
 			g.canaryGone()
 		}
 	}
+	if g.shared && !g.exited {
+		g.follow()
+	}
 	if g.exited && !g.ended {
 		g.afterExit()
 	}
+}
+
+// follow makes the wrapper do what the command does: be stopped, and go on. A shell knows of its own child alone, which is the wrapper.
+func (g *guardian) follow() {
+	for {
+		sig, news := halt(g.pid)
+		switch {
+		case !news:
+			return
+		case sig == 0:
+			g.wake()
+		default:
+			g.halted = true
+			g.report(&Report{Kind: Halted, Status: syscall.WaitStatus(0x7f | int(sig)<<8), At: Now()})
+		}
+	}
+}
+
+// wake lets a wrapper go on that was stopped because the command was.
+func (g *guardian) wake() {
+	if g.halted && g.wrapperFd >= 0 {
+		_ = PidfdSignal(g.wrapperFd, syscall.SIGCONT) // ESRCH where it has ended
+	}
+	g.halted = false
 }
 
 // commandEnded is called while the command is a zombie: its process group is still its own.
 func (g *guardian) commandEnded() {
 	now := Now()
 	g.dismiss()
+	g.wake()
 	var left Survey
 	if others, known := g.others(g.pid); !g.killing && (others || !known) {
 		left = g.walk.CountUntil(g.killDue)

@@ -67,6 +67,7 @@ const (
 	Pinned  Kind = iota + 100 // the descriptors are held
 	Started                   // Pid
 	Refused                   // Errno; zero: too late
+	Halted                    // the command was stopped: Status
 )
 
 // Why is a reason, one of signals.Why.
