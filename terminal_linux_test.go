@@ -1018,16 +1018,22 @@ func TestTerminalCommandThatIsStoppedAloneGoesOnAlone(t *testing.T) {
 func TestTerminalJobThatIsStoppedForLongerThanTheTTLIsEnded(t *testing.T) {
 	for _, c := range []struct {
 		name, command string
+		beats         []string
 		heeds         bool // TERM
 	}{
-		{"a tree that ignores TERM", `$R tree -stubborn $D/beats`, false},
-		{"a command that heeds it", `$R beat -slow 10ms $D/beats-main`, true},
+		{"a tree that ignores TERM", `$R tree -stubborn $D/beats`, []string{"beats-main", "beats-back", "beats-session", "beats-double"}, false},
+		{"a command that heeds it", `$R beat -slow 10ms $D/beats`, []string{"beats"}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			const ttl = 3 * time.Second
 			s := startShell(t, true, "--ttl", ttl.String(), "--grace", "500ms", "--margin", "300ms", "--log-level", "error")
 			s.enters(c.command)
-			s.until("beating", func() bool { return there(filepath.Join(s.dir, "beats-main")) })
+			for _, name := range c.beats {
+				s.until("beating: "+name, func() bool {
+					info, err := os.Stat(filepath.Join(s.dir, name))
+					return err == nil && info.Size() > 0
+				})
+			}
 			job := s.foreground()
 			stop := signals.Now() // the last renewal was sent before
 			s.types(ctrlZ)
@@ -1036,9 +1042,8 @@ func TestTerminalJobThatIsStoppedForLongerThanTheTTLIsEnded(t *testing.T) {
 			// Nobody presses a key that could wake the job up.
 			s.find(regexp.MustCompile(`underlease: lost: "x" .* the command was stopped`))
 			s.told("Exit 74")
-			files, _ := filepath.Glob(filepath.Join(s.dir, "beats-*"))
-			for _, f := range files {
-				text, err := os.ReadFile(f)
+			for _, f := range c.beats {
+				text, err := os.ReadFile(filepath.Join(s.dir, f))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -1048,12 +1053,12 @@ func TestTerminalJobThatIsStoppedForLongerThanTheTTLIsEnded(t *testing.T) {
 					t.Fatal(err)
 				}
 				after := time.Duration(last - stop)
-				t.Logf("%s: the last beat was %v after ^Z", filepath.Base(f), after)
+				t.Logf("%s: the last beat was %v after ^Z", f, after)
 				if after >= ttl {
-					t.Errorf("%s: got a beat %v after ^Z, want none after the ttl", filepath.Base(f), after)
+					t.Errorf("%s: got a beat %v after ^Z, want none after the ttl", f, after)
 				}
 				if ended := words[len(words)-4] == "end"; ended != c.heeds {
-					t.Errorf("%s ended by itself: got %v, want %v", filepath.Base(f), ended, c.heeds)
+					t.Errorf("%s ended by itself: got %v, want %v", f, ended, c.heeds)
 				}
 			}
 			s.leaves()

@@ -117,7 +117,7 @@ func TestAWrapperThatIsKilledForItsMemoryTakesTheTreeWithIt(t *testing.T) {
 					require(t, "memory.oom.group", err)
 				}
 			}
-			p := endless("sh", "-c", `trap "" TERM; sleep 60 & setsid sleep 60 & mkfifo "$D/fifo"; echo > "$D/ready"; read x < "$D/fifo"; cat /dev/zero | tail -c 1g > /dev/null & wait`)
+			p := endless("sh", "-c", `trap "" TERM; sleep 60 & setsid sleep 60 & mkfifo "$D/fifo"; echo > "$D/ready"; read x < "$D/fifo"; cat /dev/zero | tail -c 1G > /dev/null & wait`)
 			p.Grace = 500 * time.Millisecond
 			r := prepare(t, p)
 			r.cmd.Path, r.cmd.Args = "/bin/sh", []string{"sh", "-c", `echo $$ > "$0/cgroup.procs"; exec "$EXE"`, group}
