@@ -173,7 +173,7 @@ func TestTheReleasedBinaryDoesNotLinkTheStoreForTests(t *testing.T) {
 		t.Fatal(err)
 	}
 	deps := strings.Fields(string(out))
-	for _, pkg := range []string{module + "/backends/mem", module + "/backends/backendtest", "testing"} {
+	for _, pkg := range []string{module + "/backends/mem", module + "/backends/backendtest", module + "/internal/churn", "testing"} {
 		if slices.Contains(deps, pkg) {
 			t.Errorf("the program links %s", pkg)
 		}

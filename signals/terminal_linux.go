@@ -73,7 +73,7 @@ func (m *modes) save() {
 	m.was = nil
 	onTerminal(func(fd int) {
 		var t syscall.Termios
-		if foreground(fd) == syscall.Getpgrp() && ioctl(fd, syscall.TCGETS, unsafe.Pointer(&t)) == 0 {
+		if terminalGroup(fd) == syscall.Getpgrp() && ioctl(fd, syscall.TCGETS, unsafe.Pointer(&t)) == 0 {
 			m.was = &t
 		}
 	})
@@ -86,7 +86,7 @@ func (m *modes) restore() {
 		return
 	}
 	onTerminal(func(fd int) {
-		group := foreground(fd)
+		group := terminalGroup(fd)
 		if group != syscall.Getpgrp() && (group <= 1 || syscall.Kill(-group, 0) != syscall.ESRCH) {
 			return
 		}
@@ -112,8 +112,8 @@ func onTerminal(f func(fd int)) {
 	f(fd)
 }
 
-// foreground returns the process group that has the terminal, or zero where it is not known.
-func foreground(fd int) int {
+// terminalGroup returns the process group that has the terminal, or zero where it is not known.
+func terminalGroup(fd int) int {
 	var group int32
 	if ioctl(fd, syscall.TIOCGPGRP, unsafe.Pointer(&group)) != 0 {
 		return 0
