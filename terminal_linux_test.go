@@ -335,6 +335,16 @@ func (s *shell) number(name string) (n int) {
 	return n
 }
 
+// fg continues a stopped job in the foreground, and waits until keys reach it: bash says so before it is done.
+func (s *shell) fg(job int, words string) {
+	s.t.Helper()
+	s.enters("fg")
+	s.sees(words)
+	s.until("in the foreground", func() bool {
+		return s.foreground() == job && !strings.HasPrefix(statusOf(job, "State"), "T")
+	})
+}
+
 // leaves ends the shell as a person does.
 func (s *shell) leaves() {
 	s.t.Helper()
@@ -617,8 +627,7 @@ func TestTerminalStoppedJobsGoOnInTheForegroundAndInTheBackground(t *testing.T) 
 		s.run("bg", 0)
 		s.told("Stopped")
 		s.stopped(job)
-		s.enters("fg")
-		s.sees("exit 6'")
+		s.fg(job, "exit 6'")
 		s.types(ctrlZ)
 		s.prompt(148)
 		s.enters("fg")
@@ -640,10 +649,10 @@ func TestTerminalStoppedJobsGoOnInTheForegroundAndInTheBackground(t *testing.T) 
 		// It is interrupted when it goes on.
 		s.enters(`$R sh -c 'echo ready; exec sleep 60'`)
 		s.sees("ready")
+		job = s.foreground()
 		s.types(ctrlZ)
 		s.prompt(148)
-		s.enters("fg")
-		s.sees("exec sleep 60'")
+		s.fg(job, "exec sleep 60'")
 		s.types(ctrlC)
 		s.prompt(130)
 	})
@@ -1109,10 +1118,10 @@ func TestTerminalKeysReachARunThatWaits(t *testing.T) {
 	s.prompt(131)
 	s.enters(`$R sh -c 'echo has it; exit 5'`)
 	waiting()
+	job := s.foreground()
 	s.types(ctrlZ)
 	s.prompt(148)
-	s.enters("fg")
-	s.sees("exit 5'")
+	s.fg(job, "exit 5'")
 	s.types(ctrlZ)
 	s.prompt(148)
 	s.run("echo > fifo", 0)

@@ -128,8 +128,9 @@ func each(f func(syscall.Signal)) {
 
 func listenPlainly(c chan syscall.Signal) (<-chan syscall.Signal, func()) {
 	in := make(chan os.Signal, 64)
+	shared := Terminal()
 	each(func(sig syscall.Signal) {
-		if sig != syscall.SIGPIPE {
+		if sig != syscall.SIGPIPE && (!shared || sig != syscall.SIGTSTP) { // that stops us by itself
 			ossignal.Notify(in, sig)
 		}
 	})

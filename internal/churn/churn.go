@@ -24,7 +24,8 @@ const (
 )
 
 func init() {
-	if !asked("self") && !(len(os.Args) == 1 && os.Args[0] == "ul-guard" && asked(strconv.Itoa(os.Getppid()))) {
+	guardian := len(os.Args) == 1 && os.Args[0] == "ul-guard"
+	if !asked("self") && (!guardian || !asked(strconv.Itoa(os.Getppid()))) {
 		return
 	}
 	go func() {

@@ -72,7 +72,7 @@ func StopBy(sig syscall.Signal) {
 	defer runtime.UnlockOSThread()
 	var old sigaction
 	if sig != syscall.SIGSTOP && rtSigaction(sig, &sigaction{handler: sigDfl}, &old) == 0 {
-		defer rtSigaction(sig, &old, nil)
+		defer func() { _ = rtSigaction(sig, &old, nil) }() // it was so before
 	}
 	syscall.RawSyscall(syscall.SYS_TGKILL, uintptr(syscall.Getpid()), uintptr(syscall.Gettid()), uintptr(sig))
 }
