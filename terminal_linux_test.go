@@ -421,8 +421,9 @@ func statusOf(pid int, name string) string {
 
 // What differs on every screen: the pid of a background job; and how often Enter was pressed until bash knew what had become of it.
 var (
-	jobPid   = regexp.MustCompile(`(?m)^(\[\d+\]) \d+`)
-	nothings = regexp.MustCompile(`(?m)^status \d+> \r\n`)
+	jobPid      = regexp.MustCompile(`(?m)^(\[\d+\]) \d+`)
+	nothings    = regexp.MustCompile(`(?m)^status \d+> \r\n`)
+	interrupted = regexp.MustCompile(`\^C\r\n\r\n`) // bash adds a line, or not, by which process of a pipeline it saw end last
 )
 
 // killed is what nobody says without us: the guardian does, whose wrapper was killed with the command.
@@ -447,6 +448,7 @@ func asWithoutUs(t *testing.T, scenario func(s *shell)) {
 				s.free()
 			}
 			screen := strings.ReplaceAll(s.screen(), killed, "")
+			screen = interrupted.ReplaceAllString(screen, "^C\r\n")
 			screens = append(screens, nothings.ReplaceAllString(jobPid.ReplaceAllString(screen, "$1 PID"), ""))
 		})
 		if !ok {

@@ -135,6 +135,9 @@ func (g *Guardian) watch() {
 		case r.Kind == guard.Halted:
 			go g.follow(r.Status.StopSignal())
 		case r.Kind >= guard.Pinned:
+			if r.Kind == guard.Started {
+				g.command.Store(int64(r.Pid)) // before anything that is told of it
+			}
 			g.answers <- r
 		case r.Kind == guard.Gone:
 			over = true
@@ -303,7 +306,6 @@ func (g *Guardian) Start(c Command, d Deadlines) (int, error) {
 		g.started.Store(0)
 		return 0, &StartError{Path: c.Path, Errno: r.Errno, TooLate: r.Errno == 0, Fork: refused(r.Errno)}
 	}
-	g.command.Store(int64(r.Pid))
 	g.started.Store(r.At)
 	if g.opt.DropInherited {
 		guard.CloseInherited()

@@ -42,11 +42,11 @@ func stopped(pid int) bool {
 	return err == nil && end >= 0 && end+2 < len(b) && b[end+2] == 'T'
 }
 
-// runs says that the command has begun, and that its end is not known.
+// runs says that the command was ordered to begin, and that neither a refusal nor its end is known.
 func (g *Guardian) runs() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.command.Load() != 0 && !g.exited
+	return g.started.Load() != 0 && !g.exited
 }
 
 // commanding says that there is a command that job control is about.
