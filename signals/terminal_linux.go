@@ -17,8 +17,9 @@ import (
 const haltAfter = 10 * time.Millisecond
 
 // follow stops this process by the signal that has stopped the command: a shell that waits for this process has to see it, not before the
-// command is stopped, and not at all if that does not heed ^Z. When this process goes on, so does the command.
-func (g *Guardian) follow(sig syscall.Signal) {
+// command is stopped, and not at all if that does not heed ^Z. When this process goes on, so does the command. The stops are counted: of two
+// that are read together the first is over.
+func (g *Guardian) follow(sig syscall.Signal, stop int64) {
 	g.halt.Lock()
 	defer g.halt.Unlock()
 	command := int(g.command.Load())
@@ -26,7 +27,7 @@ func (g *Guardian) follow(sig syscall.Signal) {
 		return
 	}
 	time.Sleep(haltAfter)
-	if !stopped(command) || !g.runs() {
+	if !stopped(command) || !g.runs() || g.halts.Load() != stop {
 		return
 	}
 	guard.StopBy(sig)
