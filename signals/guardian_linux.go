@@ -46,7 +46,7 @@ type Guardian struct {
 	backup     sync.Once
 	modes      modes      // of the terminal
 	halt       sync.Mutex // held while this process is stopped because the command is
-	halts      atomic.Int64
+	halts      atomic.Int32
 
 	mu        sync.Mutex
 	collected bool // pid may be somebody else's
@@ -134,7 +134,8 @@ func (g *Guardian) watch() {
 		switch {
 		case !ok:
 		case r.Kind == guard.Halted:
-			go g.follow(r.Status.StopSignal(), g.halts.Add(1))
+			g.halts.Store(r.Count)
+			go g.follow(r.Status.StopSignal(), r.Count)
 		case r.Kind >= guard.Pinned:
 			if r.Kind == guard.Started {
 				g.command.Store(int64(r.Pid)) // before anything that is told of it

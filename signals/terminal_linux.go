@@ -19,7 +19,7 @@ const haltAfter = 10 * time.Millisecond
 // follow stops this process by the signal that has stopped the command: a shell that waits for this process has to see it, not before the
 // command is stopped, and not at all if that does not heed ^Z. When this process goes on, so does the command. The stops are counted: of two
 // that are read together the first is over.
-func (g *Guardian) follow(sig syscall.Signal, stop int64) {
+func (g *Guardian) follow(sig syscall.Signal, stop int32) {
 	g.halt.Lock()
 	defer g.halt.Unlock()
 	command := int(g.command.Load())
@@ -31,9 +31,7 @@ func (g *Guardian) follow(sig syscall.Signal, stop int64) {
 		return
 	}
 	guard.StopBy(sig)
-	if g.runs() && stopped(command) {
-		g.tell(guard.Order{Op: guard.OpForward, Arg: int32(syscall.SIGCONT)})
-	}
+	g.tell(guard.Order{Op: guard.OpResume, Arg: stop})
 }
 
 // stopped says whether a process is stopped.

@@ -39,6 +39,7 @@ type guardian struct {
 	settled   bool
 	exited    bool
 	halted    bool // the command is stopped, and the wrapper was told, where both are in the caller's process group
+	stops     int32
 	childless bool
 	more      bool // a turn took in as many children as it may: there may be others
 	pins      []int
@@ -351,7 +352,8 @@ func (g *guardian) follow() {
 			g.wake()
 		default:
 			g.halted = true
-			g.report(&Report{Kind: Halted, Status: syscall.WaitStatus(0x7f | int(sig)<<8), At: Now()})
+			g.stops++
+			g.report(&Report{Kind: Halted, Status: syscall.WaitStatus(0x7f | int(sig)<<8), Count: g.stops, At: Now()})
 		}
 	}
 }
@@ -608,6 +610,10 @@ func (g *guardian) obey() {
 		case OpClose:
 			if g.pid == 0 {
 				g.finished = true
+			}
+		case OpResume: // what goes on with the group needs no word of ours, and a stop that is newer stays
+			if g.follow(); g.halted && g.stops == o.Arg {
+				g.signal(syscall.SIGCONT)
 			}
 		case OpLook, OpHello: // every turn looks
 		}

@@ -19,6 +19,7 @@ const (
 	OpForward               // Arg: signal for the command alone
 	OpStop                  // the stop signal, if it has not been sent, for the command alone
 	OpClose                 // end, if no command was started
+	OpResume                // Arg: the stop of the command, counted, that the wrapper has followed and that is over
 )
 
 // magic begins the first message, so that the guardian knows its socket among inherited ones.
@@ -67,7 +68,7 @@ const (
 	Pinned  Kind = iota + 100 // the descriptors are held
 	Started                   // Pid
 	Refused                   // Errno; zero: too late
-	Halted                    // the command was stopped: Status
+	Halted                    // the command was stopped: Status; Count of its stops
 )
 
 // Why is a reason, one of signals.Why.
