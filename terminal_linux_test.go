@@ -934,7 +934,8 @@ func TestTerminalKeepsTheModesOfACommandThatEndsByItself(t *testing.T) {
 // Q29: a terminal that belongs to others by now is left to them.
 func TestTerminalOfOthersKeepsItsModes(t *testing.T) {
 	s := startShell(t, true, "--max-run", "3s", "--grace", "50ms")
-	s.enters(`$R sh -c 'trap "" TERM; stty -echo; echo ready; while :; do sleep 60; done'`)
+	s.run("mkfifo fifo", 0)
+	s.enters(`$R sh -c 'trap "" TERM; stty -echo; echo ready; read x <> fifo'`) // no vfork, whose parent cannot be stopped
 	s.sees("ready")
 	job := s.foreground()
 	s.types(ctrlZ)
