@@ -590,7 +590,7 @@ func TestTerminalCommandsReadAndWriteIt(t *testing.T) {
 		s.twice("one")
 		s.types(ctrlD)
 		s.prompt(0)
-		s.run(`$R sh -c 'tty; stty size; ps -o stat= -p $$ | tr -d "\n" | tail -c 1; [ -t 0 ] && [ -t 1 ] && [ -t 2 ]; echo $?'`, 0)
+		s.run(`$R sh -c 'tty > t; echo $?; stty size; ps -o stat= -p $$ | tr -d "\n" | tail -c 1; [ -t 0 ] && [ -t 1 ] && [ -t 2 ]; echo $?'`, 0)
 		s.run(`$R stty -echo; stty -a | grep -o " -*echo "; $R stty echo; stty -a | grep -o " -*echo "`, 0)
 		// A script has no job control: command and script are one group.
 		s.enters(`bash -c '$R sh -c "echo ready; read x; echo got \$x; exit 5"; echo $?'`)

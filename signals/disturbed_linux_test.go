@@ -137,3 +137,20 @@ func TestAWrapperThatIsKilledForItsMemoryTakesTheTreeWithIt(t *testing.T) {
 		})
 	}
 }
+
+// The end of a command is seen at whatever moment of its guardian's own business it comes.
+func TestNoEndOfAShortCommandIsMissed(t *testing.T) {
+	rounds := 150
+	if brief() {
+		rounds = 20
+	}
+	for i := range rounds {
+		r := prepare(t, endless("sh", "-c", fmt.Sprintf("i=0; while [ $i -lt %d ]; do i=$((i+1)); done; exit 5", i%30*50)))
+		terminal(t, r) // with one the guardian has more to do
+		r.start()
+		r.wantCode(5)
+		if t.Failed() {
+			t.Fatalf("in round %d", i)
+		}
+	}
+}

@@ -635,6 +635,7 @@ func (g *guardian) release(now int64) {
 		h := g.held[0]
 		g.held = g.held[1:]
 		g.takeSignals()
+		g.more = true // as in settle
 		if h.sig > 0 && int(h.sig) < len(g.got) {
 			at := g.got[h.sig]
 			g.got[h.sig] = 0
@@ -697,6 +698,7 @@ func (g *guardian) settle() {
 	g.leave()
 	// What came until now reached us as a member of the caller's process group, or before there was a command.
 	g.takeSignals()
+	g.more = true // what says that a child has ended may have been among it
 	g.got = [65]int64{}
 	CloseInherited()
 	if syscall.Geteuid() == 0 {
