@@ -48,7 +48,7 @@ var layers = map[string]layer{
 		why: "the guardian diverts while packages initialise: whatever it imports is initialised before, in every guardian",
 	},
 	"backends":                     {may: []string{"golang.org/x/text/unicode/norm"}, why: "the contract knows no store"},
-	"backends/all":                 {may: []string{"backends", "backends/file"}, why: "one place links the stores of the released binary; mem is not among them"},
+	"backends/all":                 {may: []string{"backends", "backends/file", "backends/redis"}, why: "one place links the stores of the released binary; mem is not among them"},
 	"backends/backendtest":         {may: []string{"backends"}, why: "the suite is the same for all stores"},
 	"backends/backendtest/servers": {why: "what is tested is not its own witness: servers are asked without any client library"},
 	"backends/mem":                 {may: []string{"backends"}, why: "a store for tests needs no client library"},
@@ -57,7 +57,11 @@ var layers = map[string]layer{
 	"proof/figures":                {may: []string{"proof/stamps"}, why: "what is measured is a program like any other"},
 	"proof/bench":                  {may: []string{"proof/figures"}, why: "it prints what figures measures"},
 	"proof/job":                    {may: []string{"proof/stamps"}, why: "it is a command like any other"},
-	"backends/file":                {may: []string{"backends", "golang.org/x/sys/unix"}, why: "a store knows the contract and its own client library"},
+	"backends/redis": {
+		may: []string{"backends", "github.com/redis/go-redis/v9", "github.com/redis/go-redis/v9/maintnotifications"},
+		why: "a store knows the contract and its own client library",
+	},
+	"backends/file": {may: []string{"backends", "golang.org/x/sys/unix"}, why: "a store knows the contract and its own client library"},
 }
 
 // restricted are packages that only the named ones may import, in their tests too.
@@ -70,6 +74,7 @@ var restricted = []struct {
 	{"github.com/spf13/viper", []string{"cmd"}, "settings reach the rest as values: viper fills flags, and nobody reads it"},
 	{"github.com/spf13/pflag", []string{"cmd"}, "settings reach the rest as values"},
 	{"go.yaml.in/yaml/v3", []string{"cmd"}, "only the settings file is YAML"},
+	{"github.com/redis/go-redis/v9", []string{"backends/redis"}, "a client library is the matter of its store alone"},
 }
 
 type goPackage struct {

@@ -35,6 +35,7 @@ type RedisOptions struct {
 	TLS      *Certificates // the port speaks TLS alone and asks for a client's certificate
 	Socket   bool          // listens on a socket in the file system, too
 	Durable  bool          // appendonly yes, appendfsync always
+	Database int           // that [Redis.Do] looks at
 	Config   []string      // further lines of its configuration
 }
 
@@ -156,6 +157,11 @@ func (r *Redis) TryDo(ctx context.Context, args ...string) (string, error) {
 			auth = []string{"AUTH", "kit", "-"}
 		}
 		if _, err := ask(conn, in, auth); err != nil {
+			return "", err
+		}
+	}
+	if r.Database != 0 {
+		if _, err := ask(conn, in, []string{"SELECT", strconv.Itoa(r.Database)}); err != nil {
 			return "", err
 		}
 	}
