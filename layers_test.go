@@ -213,3 +213,19 @@ func TestTheDeadlineMachineHasNoClockAndStartsNothing(t *testing.T) {
 		})
 	}
 }
+
+// Whoever looks up a method by a name that the compiler does not see makes the linker keep every exported method of every
+// type: with the client libraries of stores that is most of the binary. Package text/template does.
+func TestTheLinkerMayDropWhatNobodyCalls(t *testing.T) {
+	c := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(t.TempDir(), "underlease"), "-ldflags=-dumpdep", ".")
+	c.Env = append(c.Environ(), "CGO_ENABLED=0")
+	out, err := c.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "main.main -> ") {
+		t.Fatalf("go build: %v, and %d bytes of dependencies", err, len(out))
+	}
+	for line := range strings.Lines(string(out)) {
+		if _, to, ok := strings.Cut(line, " -> "); ok && strings.Contains(to, "<ReflectMethod>") {
+			t.Errorf("%s", line)
+		}
+	}
+}

@@ -26,7 +26,7 @@ const (
 // because a waiter calls again and again: what was told in between is not missed.
 type waiting struct {
 	sub   *goredis.PubSub
-	place string // as the store gave it
+	place string    // as the store gave it
 	again time.Time // when the place has to be confirmed; zero: now
 	free  time.Time // when the store frees the lease by itself, as far as was known at the last confirmation
 	busy  bool      // a call is under way
