@@ -50,6 +50,7 @@ var layers = map[string]layer{
 	"backends":                     {may: []string{"golang.org/x/text/unicode/norm"}, why: "the contract knows no store"},
 	"backends/all":                 {may: []string{"backends", "backends/file", "backends/redis"}, why: "one place links the stores of the released binary; mem is not among them"},
 	"backends/backendtest":         {may: []string{"backends"}, why: "the suite is the same for all stores"},
+	"backends/backendtest/proxy":   {why: "what happens to connections has nothing to do with stores"},
 	"backends/backendtest/servers": {why: "what is tested is not its own witness: servers are asked without any client library"},
 	"backends/mem":                 {may: []string{"backends"}, why: "a store for tests needs no client library"},
 	"proof":                        {why: "what is proved is looked at from outside"},

@@ -31,15 +31,15 @@ func (c *Client) classify(err error, key string) error {
 	case errors.As(err, &old):
 		return backends.WithHint(backends.Broken(nil, "%s: %v", c.address, old), "update the server")
 	case errors.As(err, &no):
-		return c.wrongPassword(no.text)
+		return c.said(c.harmless(no.text), key)
 	}
 	if e, ok := errors.AsType[goredis.Error](err); ok && !errors.Is(err, goredis.Nil) {
 		return c.said(c.harmless(e.Error()), key)
 	}
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || isTimeout(err) {
-		return backends.Unavailable(noText{err}, "no answer from %s", c.address)
+		return backends.Unavailable(nil, "no answer from %s", c.address)
 	}
-	answer := backends.Unavailable(noText{err}, "%s: %s", c.address, c.harmless(err.Error()))
+	answer := backends.Unavailable(nil, "%s: %s", c.address, c.harmless(err.Error()))
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		hint := "the parameter ca names a file with the authority that signed the server's certificate"
 		if _, ok := errors.AsType[x509.HostnameError](err); ok {
@@ -61,16 +61,6 @@ func isTimeout(err error) bool {
 	return ok && e.Timeout()
 }
 
-// noText is a cause whose text the error has already, or may not have.
-type noText struct{ error }
-
-func (n noText) Unwrap() error { return n.error }
-
-func (c *Client) wrongPassword(text string) error {
-	return backends.WithHint(backends.Denied(nil, "%s: the server refused user or password: %s", c.address, c.harmless(text)),
-		"look at user and password in the store's URL, where special characters are written as %%XX")
-}
-
 // said is the server's own word.
 func (c *Client) said(text, key string) error {
 	code, _, _ := strings.Cut(text, " ")
@@ -81,7 +71,8 @@ func (c *Client) said(text, key string) error {
 	case "NOAUTH":
 		return backends.WithHint(backends.Denied(nil, "%s: the server asks for a password", c.address), "write redis://USER:PASSWORD@host, or redis://:PASSWORD@host")
 	case "WRONGPASS":
-		return c.wrongPassword(text)
+		return backends.WithHint(backends.Denied(nil, "%s: the server refused user or password: %s", c.address, text),
+			"look at user and password in the store's URL, where special characters are written as %%XX")
 	case "NOPERM":
 		return backends.WithHint(backends.Denied(nil, "%s: %s", c.address, text),
 			"the user needs keys and channels ul:* and the commands %s", strings.Join(Commands, ", "))

@@ -238,11 +238,34 @@ func (c *Client) Acquire(ctx context.Context, req backends.Request) (backends.Gr
 	if words[0] == "busy" {
 		return backends.Grant{}, c.busy(req, words)
 	}
-	g, err := c.granted(backends.Grant{Namespace: req.Namespace, Lease: req.Lease, Handle: req.Handle}, words)
-	if err == nil {
-		c.stopWaiting(req.Handle)
+	g, ahead, err := c.granted(backends.Grant{Namespace: req.Namespace, Lease: req.Lease, Handle: req.Handle}, words)
+	if err != nil {
+		return backends.Grant{}, err
 	}
-	return g, err
+	c.stopWaiting(req.Handle)
+	if err := pass(ctx, min(ahead, longestAhead)); err != nil {
+		return backends.Grant{}, c.classify(err, "")
+	}
+	return g, nil
+}
+
+// longestAhead is how far the clock may lie behind a term that is handed out. More than a few milliseconds mean that it was
+// set back: then the terms go on without it.
+const longestAhead = 50 * time.Millisecond
+
+// pass lets the clock pass a term, so that the same one cannot be given again when the lease is deleted.
+func pass(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func (c *Client) busy(req backends.Request, words []string) error {
@@ -261,10 +284,10 @@ func (c *Client) busy(req backends.Request, words []string) error {
 	return b
 }
 
-// granted fills in what a script says about a grant.
-func (c *Client) granted(g backends.Grant, words []string) (backends.Grant, error) {
-	if words[0] != "ok" || len(words) != 7 {
-		return backends.Grant{}, c.unreadable(nil)
+// granted fills in what a script says about a grant. Ahead is when the store's clock will have passed its term.
+func (c *Client) granted(g backends.Grant, words []string) (_ backends.Grant, ahead time.Duration, _ error) {
+	if words[0] != "ok" || len(words) != 8 {
+		return backends.Grant{}, 0, c.unreadable(nil)
 	}
 	var (
 		d    digits
@@ -272,15 +295,16 @@ func (c *Client) granted(g backends.Grant, words []string) (backends.Grant, erro
 		asks *ask
 	)
 	g.Slot, g.Term, g.TTL, g.Holder = int(d.read(words[1])), backends.Term(d.read(words[2])), millis(d.read(words[3])), words[4]
+	ahead = time.Duration(d.read(words[7])) * time.Microsecond
 	err := errors.Join(d.err, json.Unmarshal([]byte(words[5]), &last))
 	if words[6] != "" {
 		err = errors.Join(err, json.Unmarshal([]byte(words[6]), &asks))
 	}
 	if err != nil {
-		return backends.Grant{}, c.unreadable(err)
+		return backends.Grant{}, 0, c.unreadable(err)
 	}
 	g.Previous, g.Ask = last.end(), asks.ask()
-	return g, nil
+	return g, ahead, nil
 }
 
 func (c *Client) unreadable(err error) error {
@@ -308,7 +332,8 @@ func (c *Client) Renew(ctx context.Context, g backends.Grant) (backends.Grant, e
 	if err != nil {
 		return backends.Grant{}, err
 	}
-	return c.granted(g, words)
+	g, _, err = c.granted(g, words)
+	return g, err
 }
 
 // Release implements [backends.Backend].

@@ -26,6 +26,8 @@
 //
 //   - An expiry that is further away than its own ttl counts as now + ttl: a server's clock that was set back delays a lease
 //     by one ttl at most.
+//   - A grant is handed out when the clock has passed its term, in a millisecond at most as a rule, so that a deleted lease
+//     cannot repeat it.
 //   - A replica, or a primary that lacks the replicas it is told to have, is refused before anything is answered: each script
 //     that could say busy or lost writes first, or tries to.
 //   - A renewal and a release work where the memory has run out; an acquisition does not.

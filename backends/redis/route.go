@@ -376,8 +376,8 @@ func (greeting) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook {
 			e, ok := errors.AsType[goredis.Error](err)
 			switch {
 			case !ok:
-			case strings.HasPrefix(e.Error(), "WRONGPASS"):
-				// The library would try the same password once more.
+			case strings.HasPrefix(e.Error(), "WRONGPASS"), strings.HasPrefix(e.Error(), "NOAUTH"):
+				// The library would try the same password once more, or go on without one.
 				return &refused{e.Error()}
 			case strings.HasPrefix(e.Error(), "ERR unknown command"):
 				// Source: Redis 6.0 release notes: HELLO is new.
@@ -403,7 +403,7 @@ func older(version string, major, minor int) bool {
 	return err1 == nil && err2 == nil && (a < major || a == major && b < minor)
 }
 
-// refused is a server's refusal of user or password.
+// refused is a server's refusal of user or password, or of a client that has none.
 type refused struct{ text string }
 
 func (r *refused) Error() string { return r.text }
