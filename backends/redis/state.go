@@ -144,11 +144,14 @@ func (c *Client) scan(ctx context.Context, addr, namespace string, found map[str
 				return nil, err
 			}
 			pipe := client.Pipeline()
+			var cmds []*goredis.Cmd
 			for _, key := range keys {
-				pipe.Eval(ctx, whole(inspectLua), []string{key}, "")
+				if c.settings.kind == cluster {
+					pipe.Do(ctx, "asking") // the key is here, though its slot may only be on its way
+				}
+				cmds = append(cmds, pipe.Eval(ctx, whole(inspectLua), []string{key}, ""))
 			}
-			cmds, err := pipe.Exec(ctx)
-			if err != nil && !answered(err) {
+			if _, err := pipe.Exec(ctx); err != nil && !answered(err) {
 				return nil, err
 			}
 			return cmds, nil
@@ -157,9 +160,9 @@ func (c *Client) scan(ctx context.Context, addr, namespace string, found map[str
 			c.route.failed("", addr)
 			return c.classify(err, "")
 		}
-		cmds, _ := got.([]goredis.Cmder)
+		cmds, _ := got.([]*goredis.Cmd)
 		for i, cmd := range cmds {
-			val, err := cmd.(*goredis.Cmd).Result()
+			val, err := cmd.Result()
 			if err != nil {
 				return c.classify(err, keys[i])
 			}
