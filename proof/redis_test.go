@@ -736,6 +736,63 @@ func TestRedisEightWaitersAreDoneWithinASecond(t *testing.T) {
 	judge(t, f.dir)
 }
 
+// What a handover costs does not grow with those that wait.
+func TestRedisAHandoverCostsTheSameWithAHundredWaiters(t *testing.T) {
+	for _, many := range []int{8, 100} {
+		f := newField(t, servers.RedisOptions{})
+		a := f.run(f.straight(), nil, f.job(time.Minute))
+		a.begins()
+		var all []*live
+		for i := range many {
+			all = append(all, f.run(f.straight(), []string{"--ttl", "60s", "--wait", "60s"}, f.job(0)))
+			if i%10 == 9 {
+				f.waiters(i + 1)
+			}
+		}
+		f.waiters(many)
+		before := f.requests()
+		a.signal(syscall.SIGTERM)
+		for _, b := range all {
+			b.wants(0, "ok", "")
+		}
+		each := float64(f.requests()-before) / float64(many)
+		judge(t, f.dir)
+		median, p99 := f.handovers()
+		t.Logf("%d waiters: %.1f requests and a median of %v for each handover, p99 %v", many, each, median, p99)
+		// One to acquire, one to release, and what those who wait ask now and then to be safe.
+		if each > 4 {
+			t.Errorf("%d waiters: got %.1f requests for each handover, want at most 4", many, each)
+		}
+	}
+}
+
+// requests counts the scripts that the server has run.
+func (f *field) requests() int {
+	f.t.Helper()
+	_, after, _ := strings.Cut(f.redis.Info("cmdstat_eval"), "calls=")
+	number, _, _ := strings.Cut(after, ",")
+	n, err := strconv.Atoi(number)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return n
+}
+
+// handovers returns the times from the last stamp of one command to the first of the next.
+func (f *field) handovers() (median, p99 time.Duration) {
+	f.t.Helper()
+	lives, err := stamps.Read(f.dir)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	slices.SortFunc(lives, func(a, b stamps.Life) int { return int(max(-1, min(1, a.At[0]-b.At[0]))) })
+	var gaps []time.Duration
+	for i := 1; i < len(lives); i++ {
+		gaps = append(gaps, time.Duration(lives[i].At[0]-lives[i-1].At[len(lives[i-1].At)-1]))
+	}
+	return quantile(gaps, 0.5), quantile(gaps, 0.99)
+}
+
 // C61: what tells two runs apart is neither a host's name nor a pid.
 func TestRedisTwoContainersWithOneNameAndOnePid(t *testing.T) {
 	t.Parallel()
@@ -794,16 +851,8 @@ func TestRedisContendersNeverOverlap(t *testing.T) {
 	if r := judge(t, f.dir); r.Runs != rounds {
 		t.Errorf("got %d runs, want %d", r.Runs, rounds)
 	}
-	lives, err := stamps.Read(f.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	slices.SortFunc(lives, func(a, b stamps.Life) int { return int(max(-1, min(1, a.At[0]-b.At[0]))) })
-	var gaps []time.Duration
-	for i := 1; i < len(lives); i++ {
-		gaps = append(gaps, time.Duration(lives[i].At[0]-lives[i-1].At[len(lives[i-1].At)-1]))
-	}
-	t.Logf("handover, from the last stamp of one to the first of the next: median %v, p99 %v", quantile(gaps, 0.5), quantile(gaps, 0.99))
+	median, p99 := f.handovers()
+	t.Logf("handover, from the last stamp of one to the first of the next: median %v, p99 %v", median, p99)
 }
 
 // C65: one execution in the time of the hold, whatever becomes of the one that ran.

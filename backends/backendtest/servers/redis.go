@@ -35,6 +35,7 @@ type RedisOptions struct {
 	TLS      *Certificates // the port speaks TLS alone and asks for a client's certificate
 	Socket   bool          // listens on a socket in the file system, too
 	Durable  bool          // appendonly yes, appendfsync always
+	Clock    bool          // its wall clock can be set with [Redis.SetClock]; needs gcc
 	Database int           // that [Redis.Do] looks at
 	Config   []string      // further lines of its configuration
 }
@@ -101,8 +102,19 @@ func startRedis(t testing.TB, program string, o RedisOptions, more []string) *Re
 	if r.SocketPath != "" {
 		c.Sockets = []string{r.SocketPath}
 	}
+	if o.Clock {
+		c.Env = fakeClock(t, r.clockFile())
+	}
 	r.Process = Start(t, c)
 	return r
+}
+
+func (r *Redis) clockFile() string { return filepath.Join(r.Dir, "clock") }
+
+// SetClock sets the server's wall clock so far ahead of the host's, or behind it. It needs [RedisOptions.Clock].
+func (r *Redis) SetClock(ahead time.Duration) {
+	r.t.Helper()
+	setClock(r.t, r.clockFile(), ahead)
 }
 
 // Addr returns host:port.
