@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -108,6 +109,23 @@ func TestARedirectionIsRead(t *testing.T) {
 		if addr, once := redirection(c.err, "told:1"); addr != c.addr || once != c.once {
 			t.Errorf("%v: got %q and %v, want %q and %v", c.err, addr, once, c.addr, c.once)
 		}
+	}
+}
+
+func TestTheOwnersOfSlotsAreRead(t *testing.T) {
+	node := func(host any, port int64) []any { return []any{host, port, "id", []any{}} }
+	answer := []any{
+		[]any{int64(0), int64(99), node("h1", 1), node("replica", 9)},
+		[]any{int64(100), int64(200), node(nil, 2)},
+		[]any{int64(201), int64(300), node("::1", 3)},
+		[]any{int64(301)},
+		"x",
+	}
+	if got, want := owners(answer), []string{"h1:1", ":2", "[::1]:3"}; !slices.Equal(got, want) {
+		t.Errorf("owners: got %q, want %q", got, want)
+	}
+	if got := owners("x"); got != nil {
+		t.Errorf("owners of what is no list: got %q, want none", got)
 	}
 }
 

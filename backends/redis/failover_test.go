@@ -5,7 +5,6 @@ package redis
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 	"testing"
@@ -110,8 +109,9 @@ func TestAMovedSlotIsFollowed(t *testing.T) {
 	// A node that is gone takes its leases along, and no others.
 	to.Kill()
 	servers.Within(t, 10*time.Second, "the cluster sees it", func() error {
-		if _, err := acquire(t, s, request(lease)); !errors.Is(err, backends.ErrUnavailable) {
-			return fmt.Errorf("got %v, want unavailable", err)
+		_, err := acquire(t, s, request(lease))
+		if !errors.Is(err, backends.ErrUnavailable) {
+			return errors.Join(errors.New("not unavailable"), err)
 		}
 		return nil
 	})

@@ -5,6 +5,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -170,25 +172,44 @@ func (s *sharded) primaries(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	got, err := s.client.node(first).do(ctx, func(ctx context.Context, c *goredis.Client) (any, error) {
-		return c.ClusterSlots(ctx).Result()
+		return c.Do(ctx, "cluster", "slots").Result() // CLUSTER SHARDS came with 7.0
 	})
 	if err != nil {
 		s.failed("", first)
 		return nil, s.client.classify(err, "")
 	}
 	var all []string
-	seen := map[string]bool{}
-	for _, part := range got.([]goredis.ClusterSlot) {
-		if len(part.Nodes) == 0 {
-			continue
-		}
-		addr := absolute(part.Nodes[0].Addr, first)
-		if !seen[addr] {
-			seen[addr] = true
+	for _, addr := range owners(got) {
+		if addr = absolute(addr, first); !slices.Contains(all, addr) {
 			all = append(all, addr)
 		}
 	}
 	return all, nil
+}
+
+// owners reads an answer to CLUSTER SLOTS: who has each range of slots.
+//
+// Source: Redis, CLUSTER SLOTS: first slot, last slot, the primary (host or null, port, ...), its replicas.
+func owners(answer any) (addrs []string) {
+	ranges, _ := answer.([]any)
+	for _, r := range ranges {
+		part, _ := r.([]any)
+		if len(part) < 3 {
+			continue
+		}
+		primary, _ := part[2].([]any)
+		if len(primary) < 2 {
+			continue
+		}
+		host, _ := primary[0].(string)
+		port, _ := primary[1].(int64)
+		addr := ":" + strconv.FormatInt(port, 10)
+		if host != "" {
+			addr = net.JoinHostPort(host, strconv.FormatInt(port, 10))
+		}
+		addrs = append(addrs, addr)
+	}
+	return addrs
 }
 
 // absolute fills in the host of an address that has none: it is that of the server that told it.

@@ -75,7 +75,7 @@ func startRedis(t testing.TB, program string, o RedisOptions, more []string) *Re
 	}
 	if o.Socket {
 		// A path of the test's own may be longer than the 107 bytes that a socket may have. Source: unix(7).
-		dir, err := os.MkdirTemp("", "ul-")
+		dir, err := os.MkdirTemp("", "ul-") //nolint:usetesting // a short one
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -290,10 +290,10 @@ func StartSentinel(t testing.TB, o RedisOptions) *Sentinel {
 	Within(t, patience, "the sentinels know one another and the replica", func() error {
 		for _, one := range s.Sentinels {
 			if got, err := one.try("SENTINEL", "CKQUORUM", s.Name); !strings.HasPrefix(got, "OK 3 ") {
-				return fmt.Errorf("CKQUORUM: %q, %v", got, err)
+				return errors.Join(fmt.Errorf("CKQUORUM: %q", got), err)
 			}
 			if got, err := one.try("SENTINEL", "REPLICAS", s.Name); !strings.Contains(got, fmt.Sprintf("127.0.0.1:%d", s.Replica.Port)) {
-				return fmt.Errorf("the replica is not known: %v", err)
+				return errors.Join(errors.New("the replica is not known"), err)
 			}
 		}
 		return nil
@@ -312,7 +312,7 @@ func (s *Sentinel) AwaitFailover() {
 		for _, one := range s.Sentinels {
 			got, err := one.try("SENTINEL", "GET-MASTER-ADDR-BY-NAME", s.Name)
 			if want := fmt.Sprintf("127.0.0.1\n%d", s.Replica.Port); got != want {
-				return fmt.Errorf("a sentinel names %q, %v", got, err)
+				return errors.Join(fmt.Errorf("a sentinel names %q", got), err)
 			}
 		}
 		if role := s.Replica.Info("role"); role != "master" {
