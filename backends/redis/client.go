@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"crypto/sha1" // as Redis names scripts
 	"crypto/sha256"
 	_ "embed" // the scripts
 	"encoding/hex"
@@ -35,48 +36,78 @@ var (
 	_ backends.Waiter  = (*Client)(nil)
 )
 
-//go:embed scripts/start.lua
-var startLua string
+// script is what one operation sends.
+type script struct {
+	own  string // the function main
+	once sync.Once
+	text string
+	sha  string // by which a server that has run it knows it
+}
 
-//go:embed scripts/stop.lua
-var stopLua string
+// whole returns the script with what stands before and after each. No run needs them all.
+func (s *script) whole() string {
+	s.once.Do(func() {
+		s.text = startLua + "local function main()\n" + s.own + "end\n" + stopLua
+		sum := sha1.Sum([]byte(s.text))
+		s.sha = hex.EncodeToString(sum[:])
+	})
+	return s.text
+}
 
-//go:embed scripts/acquire.lua
-var acquireLua string
+var (
+	//go:embed scripts/start.lua
+	startLua string
+	//go:embed scripts/stop.lua
+	stopLua string
 
-//go:embed scripts/renew.lua
-var renewLua string
+	//go:embed scripts/acquire.lua
+	acquireLua string
+	//go:embed scripts/renew.lua
+	renewLua string
+	//go:embed scripts/release.lua
+	releaseLua string
+	//go:embed scripts/ask.lua
+	askLua string
+	//go:embed scripts/wait.lua
+	waitLua string
+	//go:embed scripts/inspect.lua
+	inspectLua string
+	//go:embed scripts/record_put.lua
+	recordPutLua string
+	//go:embed scripts/record_get.lua
+	recordGetLua string
+	//go:embed scripts/record_list.lua
+	recordListLua string
+	//go:embed scripts/record_delete.lua
+	recordDeleteLua string
 
-//go:embed scripts/release.lua
-var releaseLua string
+	toAcquire      = &script{own: acquireLua}
+	toRenew        = &script{own: renewLua}
+	toRelease      = &script{own: releaseLua}
+	toAsk          = &script{own: askLua}
+	toWait         = &script{own: waitLua}
+	toInspect      = &script{own: inspectLua}
+	toPutRecord    = &script{own: recordPutLua}
+	toGetRecord    = &script{own: recordGetLua}
+	toListRecords  = &script{own: recordListLua}
+	toDeleteRecord = &script{own: recordDeleteLua}
+)
 
-//go:embed scripts/ask.lua
-var askLua string
-
-//go:embed scripts/wait.lua
-var waitLua string
-
-//go:embed scripts/inspect.lua
-var inspectLua string
-
-//go:embed scripts/record_put.lua
-var recordPutLua string
-
-//go:embed scripts/record_get.lua
-var recordGetLua string
-
-//go:embed scripts/record_list.lua
-var recordListLua string
-
-//go:embed scripts/record_delete.lua
-var recordDeleteLua string
-
-// whole makes a script of an operation's own part.
-//
-// It is sent as a whole each time. A server that has it compiles nothing, and one that has not, because it was started or
-// promoted just now, needs no second request: one round trip is worth more than 5 KiB.
-func whole(body string) string {
-	return startLua + "local function main()\n" + body + "end\n" + stopLua
+// eval runs a script. Over these connections its text goes once, and then its hash: the first request must not need a second
+// one, as it would with a hash that a server does not know, because it was started or promoted just now.
+func (l *link) eval(ctx context.Context, s *script, key string, args []any) (any, error) {
+	text := s.whole()
+	if _, sent := l.sent.Load(s); sent {
+		got, err := l.EvalSha(ctx, s.sha, []string{key}, args...).Result()
+		if e, ok := errors.AsType[goredis.Error](err); !ok || !strings.HasPrefix(e.Error(), "NOSCRIPT") {
+			return got, err
+		}
+	}
+	got, err := l.Eval(ctx, text, []string{key}, args...).Result()
+	if err == nil {
+		l.sent.Store(s, true)
+	}
+	return got, err
 }
 
 // keyOf returns the key of a lease.
@@ -97,7 +128,7 @@ const mostRedirections = 5
 
 // eval runs a script on the server that has the lease. Acknowledged says that the replicas have to have it where the URL asks
 // for that. The answer's first word is its kind.
-func (c *Client) eval(ctx context.Context, body, namespace, lease string, acknowledged bool, args ...any) ([]string, error) {
+func (c *Client) eval(ctx context.Context, s *script, namespace, lease string, acknowledged bool, args ...any) ([]string, error) {
 	key := keyOf(namespace, lease)
 	args = append([]any{namespace + "\x00" + lease}, args...)
 	addr, err := c.route.to(ctx, key)
@@ -107,11 +138,11 @@ func (c *Client) eval(ctx context.Context, body, namespace, lease string, acknow
 	asking := false
 	for range mostRedirections {
 		var got any
-		got, err = c.node(addr).do(ctx, func(ctx context.Context, client *goredis.Client) (any, error) {
+		got, err = c.node(addr).do(ctx, func(ctx context.Context, l *link) (any, error) {
 			if !asking && (c.settings.replicas == 0 || !acknowledged) {
-				return client.Eval(ctx, whole(body), []string{key}, args...).Result()
+				return l.eval(ctx, s, key, args)
 			}
-			return c.together(ctx, client, asking, acknowledged, whole(body), key, args)
+			return c.together(ctx, l, asking, acknowledged, s.whole(), key, args)
 		})
 		if err == nil {
 			return c.understand(got, key)
@@ -130,8 +161,8 @@ func (c *Client) eval(ctx context.Context, body, namespace, lease string, acknow
 }
 
 // together sends a script with what has to come before and after it, in one round trip.
-func (c *Client) together(ctx context.Context, client *goredis.Client, asking, acknowledged bool, script, key string, args []any) (any, error) {
-	pipe := client.Pipeline()
+func (c *Client) together(ctx context.Context, l *link, asking, acknowledged bool, script, key string, args []any) (any, error) {
+	pipe := l.Pipeline()
 	if asking {
 		pipe.Do(ctx, "asking")
 	}
@@ -231,7 +262,7 @@ func (c *Client) Acquire(ctx context.Context, req backends.Request) (backends.Gr
 		return backends.Grant{}, backends.Configf("", "the ttl %v is shorter than a millisecond", req.TTL)
 	}
 	hold := (req.Hold + time.Millisecond - 1).Milliseconds()
-	words, err := c.eval(ctx, acquireLua, req.Namespace, req.Lease, true, req.Handle, req.Holder, req.Slots, ttl, hold, ticket(req.Handle))
+	words, err := c.eval(ctx, toAcquire, req.Namespace, req.Lease, true, req.Handle, req.Holder, req.Slots, ttl, hold, ticket(req.Handle))
 	if err != nil {
 		return backends.Grant{}, err
 	}
@@ -328,7 +359,7 @@ func instant(n int64) time.Time { return time.UnixMilli(n) }
 
 // Renew implements [backends.Backend].
 func (c *Client) Renew(ctx context.Context, g backends.Grant) (backends.Grant, error) {
-	words, err := c.eval(ctx, renewLua, g.Namespace, g.Lease, true, g.Handle, g.Slot, int64(g.Term))
+	words, err := c.eval(ctx, toRenew, g.Namespace, g.Lease, true, g.Handle, g.Slot, int64(g.Term))
 	if err != nil {
 		return backends.Grant{}, err
 	}
@@ -358,7 +389,7 @@ func (c *Client) Release(ctx context.Context, g backends.Grant, e backends.End) 
 		args = append(args, p.Key, p.Version, p.Value)
 	}
 	c.stopWaiting(g.Handle)
-	_, err := c.eval(ctx, releaseLua, g.Namespace, g.Lease, false, args...)
+	_, err := c.eval(ctx, toRelease, g.Namespace, g.Lease, false, args...)
 	return err
 }
 
@@ -367,7 +398,7 @@ func (c *Client) Ask(ctx context.Context, namespace, lease string, slot int, a b
 	if err := backends.CheckNames(namespace, lease); err != nil {
 		return err
 	}
-	_, err := c.eval(ctx, askLua, namespace, lease, false, slot, string(a.Kind), a.Reason, a.By, "0")
+	_, err := c.eval(ctx, toAsk, namespace, lease, false, slot, string(a.Kind), a.Reason, a.By, "0")
 	return err
 }
 
@@ -380,7 +411,7 @@ func (c *Client) Break(ctx context.Context, namespace, lease string, slot int, r
 	if now {
 		at = "1"
 	}
-	_, err := c.eval(ctx, askLua, namespace, lease, false, slot, string(backends.AskBreak), reason, "", at)
+	_, err := c.eval(ctx, toAsk, namespace, lease, false, slot, string(backends.AskBreak), reason, "", at)
 	return err
 }
 

@@ -356,6 +356,29 @@ func TestAKeyLivesForSevenDaysAfterItsLastUse(t *testing.T) {
 	}
 }
 
+// A server that has forgotten the scripts is told again.
+func TestAForgottenScriptIsSentAgain(t *testing.T) {
+	r := servers.StartRedis(t, servers.RedisOptions{})
+	p := proxy.New(t, r.Addr())
+	s := opened(t, "redis://"+p.Addr())
+	g := granted(t, s, request("l"))
+	for i, want := range []int{1, 1, 2, 1} { // its text, its hash, both, its hash
+		if i == 2 {
+			r.Do("SCRIPT", "FLUSH", "SYNC")
+		}
+		p.Trips()
+		if err := renew(t, s, g); err != nil {
+			t.Errorf("Renew %d: got %v, want the grant", i, err)
+		}
+		if got := p.Trips(); got != want {
+			t.Errorf("Renew %d: got %d round trips, want %d", i, got, want)
+		}
+	}
+	if got := r.Info("cmdstat_evalsha"); !strings.HasPrefix(got, "calls=3,") {
+		t.Errorf("calls by hash: got %q, want 3", got)
+	}
+}
+
 // What each mistake in a URL, and each state of a server, is called.
 func TestEachTroubleHasItsOwnWords(t *testing.T) {
 	const secret = "s3cr3t-pass"

@@ -63,7 +63,7 @@ import (
 // subscribe waiters poll; scan, and cluster in a cluster, are for List alone; select is for a database other than 0, wait for
 // ?replicas.
 var Commands = []string{
-	"hello", "auth", "eval", "time", "exists", "hget", "hmget", "hgetall", "hset", "hdel", "persist", "pexpire",
+	"hello", "auth", "eval", "evalsha", "time", "exists", "hget", "hmget", "hgetall", "hset", "hdel", "persist", "pexpire",
 	"publish", "subscribe", "scan", "cluster|slots", "asking", "select", "wait",
 }
 

@@ -94,8 +94,8 @@ func (w *watched) ask(ctx context.Context, host string) (string, error) {
 	n := w.client.newNode(host)
 	n.user, n.password, n.database = w.client.settings.sentinelUser, w.client.settings.sentinelPassword, 0
 	defer n.close()
-	got, err := n.do(ctx, func(ctx context.Context, c *goredis.Client) (any, error) {
-		return c.Do(ctx, "sentinel", "get-master-addr-by-name", w.client.settings.primary).Result()
+	got, err := n.do(ctx, func(ctx context.Context, l *link) (any, error) {
+		return l.Do(ctx, "sentinel", "get-master-addr-by-name", w.client.settings.primary).Result()
 	})
 	if errors.Is(err, goredis.Nil) {
 		return "", backends.WithHint(backends.Unavailable(errNoPrimary, "%s", w.client.address),
@@ -171,8 +171,8 @@ func (s *sharded) primaries(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	got, err := s.client.node(first).do(ctx, func(ctx context.Context, c *goredis.Client) (any, error) {
-		return c.Do(ctx, "cluster", "slots").Result() // CLUSTER SHARDS came with 7.0
+	got, err := s.client.node(first).do(ctx, func(ctx context.Context, l *link) (any, error) {
+		return l.Do(ctx, "cluster", "slots").Result() // CLUSTER SHARDS came with 7.0
 	})
 	if err != nil {
 		s.failed("", first)
@@ -240,7 +240,8 @@ type node struct {
 // link is one generation of connections to a server. They are closed together.
 type link struct {
 	*goredis.Client
-	cut context.CancelFunc // ends attempts to connect
+	cut  context.CancelFunc // ends attempts to connect
+	sent sync.Map           // the scripts whose text the server has
 }
 
 func (l *link) close() {
@@ -299,7 +300,7 @@ func (n *node) open() (*link, error) {
 			},
 		})
 		client.AddHook(greeting{})
-		n.link = &link{client, cut}
+		n.link = &link{Client: client, cut: cut}
 	}
 	return n.link, nil
 }
@@ -348,7 +349,7 @@ func (n *node) close() {
 
 // do makes one call. When its context ends it returns at once. Where the server gave no answer, all connections to it are
 // closed: one that hangs is seldom alone.
-func (n *node) do(ctx context.Context, call func(context.Context, *goredis.Client) (any, error)) (any, error) {
+func (n *node) do(ctx context.Context, call func(context.Context, *link) (any, error)) (any, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -358,7 +359,7 @@ func (n *node) do(ctx context.Context, call func(context.Context, *goredis.Clien
 	}
 	// The library looks at a deadline, but a read that waits does not see the end of a context.
 	stop := context.AfterFunc(ctx, func() { n.drop(l) })
-	got, err := call(ctx, l.Client)
+	got, err := call(ctx, l)
 	stop()
 	if err != nil && !answered(err) {
 		n.drop(l)

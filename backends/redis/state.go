@@ -67,7 +67,7 @@ func (c *Client) Inspect(ctx context.Context, namespace, lease string) (backends
 	if err := backends.CheckNames(namespace, lease); err != nil {
 		return backends.State{}, err
 	}
-	words, err := c.eval(ctx, inspectLua, namespace, lease, false)
+	words, err := c.eval(ctx, toInspect, namespace, lease, false)
 	if err != nil {
 		return backends.State{}, err
 	}
@@ -138,18 +138,18 @@ func (c *Client) List(ctx context.Context, namespace string) ([]backends.State, 
 func (c *Client) scan(ctx context.Context, addr, namespace string, found map[string]backends.State) error {
 	for cursor, first := uint64(0), true; first || cursor != 0; first = false {
 		var keys []string
-		got, err := c.node(addr).do(ctx, func(ctx context.Context, client *goredis.Client) (_ any, err error) {
-			keys, cursor, err = client.Scan(ctx, cursor, keysOf(namespace)+"*}", scanCount).Result()
+		got, err := c.node(addr).do(ctx, func(ctx context.Context, l *link) (_ any, err error) {
+			keys, cursor, err = l.Scan(ctx, cursor, keysOf(namespace)+"*}", scanCount).Result()
 			if err != nil || len(keys) == 0 {
 				return nil, err
 			}
-			pipe := client.Pipeline()
+			pipe := l.Pipeline()
 			var cmds []*goredis.Cmd
 			for _, key := range keys {
 				if c.settings.kind == cluster {
 					pipe.Do(ctx, "asking") // the key is here, though its slot may only be on its way
 				}
-				cmds = append(cmds, pipe.Eval(ctx, whole(inspectLua), []string{key}, ""))
+				cmds = append(cmds, pipe.Eval(ctx, toInspect.whole(), []string{key}, ""))
 			}
 			if _, err := pipe.Exec(ctx); err != nil && !answered(err) {
 				return nil, err
@@ -197,7 +197,7 @@ func (r records) Get(ctx context.Context, namespace, lease, key string) (backend
 	if err := backends.CheckNames(namespace, lease); err != nil {
 		return backends.Record{}, err
 	}
-	words, err := r.c.eval(ctx, recordGetLua, namespace, lease, false, key)
+	words, err := r.c.eval(ctx, toGetRecord, namespace, lease, false, key)
 	if err != nil {
 		return backends.Record{}, err
 	}
@@ -240,7 +240,7 @@ func (r records) Put(ctx context.Context, namespace, lease string, p backends.Pu
 	if while != nil {
 		handle, slot, term = while.Handle, strconv.Itoa(while.Slot), while.Term.String()
 	}
-	words, err := r.c.eval(ctx, recordPutLua, namespace, lease, false, handle, slot, term, p.Key, p.Version, p.Value)
+	words, err := r.c.eval(ctx, toPutRecord, namespace, lease, false, handle, slot, term, p.Key, p.Version, p.Value)
 	if err != nil {
 		return 0, err
 	}
@@ -257,7 +257,7 @@ func (r records) List(ctx context.Context, namespace, lease string) ([]backends.
 	if err := backends.CheckNames(namespace, lease); err != nil {
 		return nil, err
 	}
-	words, err := r.c.eval(ctx, recordListLua, namespace, lease, false)
+	words, err := r.c.eval(ctx, toListRecords, namespace, lease, false)
 	if err != nil {
 		return nil, err
 	}
@@ -278,6 +278,6 @@ func (r records) Delete(ctx context.Context, namespace, lease, key string) error
 	if err := backends.CheckNames(namespace, lease); err != nil {
 		return err
 	}
-	_, err := r.c.eval(ctx, recordDeleteLua, namespace, lease, false, key)
+	_, err := r.c.eval(ctx, toDeleteRecord, namespace, lease, false, key)
 	return err
 }

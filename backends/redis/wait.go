@@ -87,8 +87,8 @@ func (c *Client) subscribe(ctx context.Context, w *waiting, req backends.Request
 	if err != nil {
 		return c.classify(err, key)
 	}
-	_, err = c.node(addr).do(ctx, func(ctx context.Context, client *goredis.Client) (any, error) {
-		sub := client.Subscribe(ctx, key+":"+ticket(req.Handle))
+	_, err = c.node(addr).do(ctx, func(ctx context.Context, l *link) (any, error) {
+		sub := l.Subscribe(ctx, key+":"+ticket(req.Handle))
 		c.mu.Lock()
 		closed := c.closed
 		w.sub = sub
@@ -155,7 +155,7 @@ func (c *Client) wait(ctx context.Context, w *waiting, req backends.Request) err
 
 // queue takes or confirms a place and returns for how long the lease is taken, or zero when it is free.
 func (c *Client) queue(ctx context.Context, w *waiting, req backends.Request) (time.Duration, error) {
-	words, err := c.eval(ctx, waitLua, req.Namespace, req.Lease, false, req.Slots, ticket(req.Handle), w.place, ticketLife.Milliseconds())
+	words, err := c.eval(ctx, toWait, req.Namespace, req.Lease, false, req.Slots, ticket(req.Handle), w.place, ticketLife.Milliseconds())
 	if err != nil {
 		if ctx.Err() != nil {
 			err = ctx.Err()
