@@ -1138,6 +1138,7 @@ func TestTerminalKeysReachARunThatWaits(t *testing.T) {
 
 // A command in a PID namespace is no child of the guardian, and job control follows it all the same.
 func TestTerminalJobOfAPidNamespaceStopsAndGoesOn(t *testing.T) {
+	require(t, "pidns", signals.IsolatePidns.Possible())
 	s := startShell(t, true, "--isolate", "pidns")
 	s.enters(`$R sh -c 'echo ready; read x; exit 4'`)
 	s.sees("ready")
