@@ -423,7 +423,7 @@ func statusOf(pid int, name string) string {
 var (
 	jobPid      = regexp.MustCompile(`(?m)^(\[\d+\]) \d+`)
 	nothings    = regexp.MustCompile(`(?m)^status \d+> \r\n`)
-	interrupted = regexp.MustCompile(`\^C\r\n\r\n`) // bash adds a line, or not, by which process of a pipeline it saw end last
+	interrupted = regexp.MustCompile(`\^C[\r\n]+`) // bash adds a line, or not, by which process of a pipeline it saw end last
 )
 
 // killed is what nobody says without us: the guardian does, whose wrapper was killed with the command.
