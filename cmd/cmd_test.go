@@ -959,7 +959,7 @@ func TestHelpFitsAScreenAndNamesEveryFlag(t *testing.T) {
 			t.Errorf("%q: got %d, %q and %q, want 0 and the short help", args, code, out, errs)
 		}
 	}
-	for args, want := range map[string]string{"help run": runHelp, "config --help": configHelp, "list --help": listHelp, "help status": statusHelp, "version -h": versionHelp, "completion --help": completionHelp, "help completion": completionHelp, "help help": rootHelp} {
+	for args, want := range map[string]string{"help run": runHelp, "config --help": configHelp, "version -h": versionHelp, "completion --help": completionHelp, "help completion": completionHelp, "help help": rootHelp} {
 		if code, out, _ := newWorld(t).do(strings.Fields(args)...); code != 0 || out != want {
 			t.Errorf("%s: got %d and %q, want 0 and %q", args, code, out, want)
 		}

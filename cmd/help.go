@@ -8,9 +8,9 @@ const rootHelp = `underlease runs a command while holding a named lease.
 
 Commands:
   run NAME -- COMMAND   run COMMAND under the lease NAME
+  check [--for D]       inside COMMAND: is there still D before it would be stopped
   status [NAME]         is it held, by whom, since when; 75 if it is, else 0
   list                  all leases of the store
-  check [--for D]       inside COMMAND: is there still D before it would be stopped
   config [NAME]         show the settings in force, and where each came from
   version               show version and build
   completion SHELL      print a completion script for bash, zsh or fish

@@ -216,6 +216,20 @@ func TestALookGoesWhereARunWouldGo(t *testing.T) {
 	}
 }
 
+func TestTheHelpOfALookFitsAScreen(t *testing.T) {
+	for args, want := range map[string]string{"list --help": listHelp, "help list": listHelp, "status -h": statusHelp, "help status": statusHelp} {
+		code, out, errs := newWorld(t).do(strings.Fields(args)...)
+		if code != 0 || out != want || errs != "" {
+			t.Errorf("%s: got %d, %q and %q, want 0 and %q", args, code, out, errs, want)
+		}
+		for line := range strings.Lines(out) {
+			if len(line) > 81 {
+				t.Errorf("%s: got a line of %d columns, want at most 80: %s", args, len(line)-1, line)
+			}
+		}
+	}
+}
+
 func TestAWrongLookIsRefused(t *testing.T) {
 	for args, want := range map[string]string{
 		"list x":         `64 underlease: "x" stands after list` + "\nunderlease: hint: underlease status NAME shows one lease\n",
