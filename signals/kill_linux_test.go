@@ -528,11 +528,11 @@ i=0; while [ $i -lt %d ]; do setsid sleep 60 & i=$((i+1)); done; echo > "$D/all"
 
 // Q45
 func TestAProcessOfFourGigabytesIsSilentAtItsKillInstantAndWaitedFor(t *testing.T) {
-	size := 4 << 30
+	size := int64(4 << 30)
 	if brief() {
 		size = 64 << 20
 	}
-	if free := available(t); free < 3*size/2 {
+	if free := int64(available(t)); free < 3*size/2 {
 		t.Skipf("%d MiB of memory are free, and the test wants %d", free>>20, 3*size/2>>20)
 	}
 	p := endless("sh", "-c", fmt.Sprintf(`UL_TEST_MODE=large "$EXE" "$D/main" %d & wait`, size))
