@@ -2,6 +2,7 @@ package guard
 
 import (
 	"runtime"
+	"sync/atomic"
 	"syscall"
 	"unsafe"
 )
@@ -801,10 +802,14 @@ func leave(shared bool) {
 // has been started. To run at the priority of everybody is no error.
 func hurry() {
 	eachNumber("/proc/self/task", func(tid int) {
-		priority := int32(1)
-		syscall.RawSyscall(syscall.SYS_SCHED_SETSCHEDULER, uintptr(tid), schedRR, uintptr(unsafe.Pointer(&priority)))
+		if setPolicy(tid, schedRR, 1) == 0 {
+			hurried.Store(true)
+		}
 	})
 }
+
+// hurried says that this process runs at a real-time priority.
+var hurried atomic.Bool
 
 // tooLate says that the stop instant has passed, or that the wrapper has ordered the kill.
 func (g *guardian) tooLate() bool {
