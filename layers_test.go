@@ -47,16 +47,26 @@ var layers = map[string]layer{
 		std: []string{"errors", "math", "os", "runtime", "slices", "strconv", "sync/atomic", "syscall", "unsafe"},
 		why: "the guardian diverts while packages initialise: whatever it imports is initialised before, in every guardian",
 	},
-	"backends":             {may: []string{"golang.org/x/text/unicode/norm"}, why: "the contract knows no store"},
-	"backends/all":         {may: []string{"backends", "backends/file"}, why: "one place links the stores of the released binary; mem is not among them"},
-	"backends/backendtest": {may: []string{"backends"}, why: "the suite is the same for all stores"},
-	"backends/mem":         {may: []string{"backends"}, why: "a store for tests needs no client library"},
-	"proof":                {why: "what is proved is looked at from outside"},
-	"proof/stamps":         {may: []string{"golang.org/x/sys/unix"}, why: "the witness does not trust us: nothing of ours takes part"},
-	"proof/figures":        {may: []string{"proof/stamps"}, why: "what is measured is a program like any other"},
-	"proof/bench":          {may: []string{"proof/figures"}, why: "it prints what figures measures"},
-	"proof/job":            {may: []string{"proof/stamps"}, why: "it is a command like any other"},
-	"backends/file":        {may: []string{"backends", "golang.org/x/sys/unix"}, why: "a store knows the contract and its own client library"},
+	"internal/churn": {
+		std: []string{"os", "runtime", "strconv", "syscall"},
+		why: "a test binary alone links it, and it has to be initialised before the guardian diverts",
+	},
+	"backends":                     {may: []string{"golang.org/x/text/unicode/norm"}, why: "the contract knows no store"},
+	"backends/all":                 {may: []string{"backends", "backends/file", "backends/redis"}, why: "one place links the stores of the released binary; mem is not among them"},
+	"backends/backendtest":         {may: []string{"backends"}, why: "the suite is the same for all stores"},
+	"backends/backendtest/proxy":   {why: "what happens to connections has nothing to do with stores"},
+	"backends/backendtest/servers": {why: "what is tested is not its own witness: servers are asked without any client library"},
+	"backends/mem":                 {may: []string{"backends"}, why: "a store for tests needs no client library"},
+	"proof":                        {why: "what is proved is looked at from outside"},
+	"proof/stamps":                 {may: []string{"golang.org/x/sys/unix"}, why: "the witness does not trust us: nothing of ours takes part"},
+	"proof/figures":                {may: []string{"proof/stamps"}, why: "what is measured is a program like any other"},
+	"proof/bench":                  {may: []string{"proof/figures"}, why: "it prints what figures measures"},
+	"proof/job":                    {may: []string{"proof/stamps"}, why: "it is a command like any other"},
+	"backends/redis": {
+		may: []string{"backends", "github.com/redis/go-redis/v9", "github.com/redis/go-redis/v9/maintnotifications"},
+		why: "a store knows the contract and its own client library",
+	},
+	"backends/file": {may: []string{"backends", "golang.org/x/sys/unix"}, why: "a store knows the contract and its own client library"},
 }
 
 // restricted are packages that only the named ones may import, in their tests too.
@@ -69,6 +79,7 @@ var restricted = []struct {
 	{"github.com/spf13/viper", []string{"cmd"}, "settings reach the rest as values: viper fills flags, and nobody reads it"},
 	{"github.com/spf13/pflag", []string{"cmd"}, "settings reach the rest as values"},
 	{"go.yaml.in/yaml/v3", []string{"cmd"}, "only the settings file is YAML"},
+	{"github.com/redis/go-redis/v9", []string{"backends/redis"}, "a client library is the matter of its store alone"},
 }
 
 type goPackage struct {
@@ -169,7 +180,7 @@ func TestTheReleasedBinaryDoesNotLinkTheStoreForTests(t *testing.T) {
 		t.Fatal(err)
 	}
 	deps := strings.Fields(string(out))
-	for _, pkg := range []string{module + "/backends/mem", module + "/backends/backendtest", "testing"} {
+	for _, pkg := range []string{module + "/backends/mem", module + "/backends/backendtest", module + "/internal/churn", "testing"} {
 		if slices.Contains(deps, pkg) {
 			t.Errorf("the program links %s", pkg)
 		}
@@ -205,5 +216,21 @@ func TestTheDeadlineMachineHasNoClockAndStartsNothing(t *testing.T) {
 			}
 			return true
 		})
+	}
+}
+
+// Whoever looks up a method by a name that the compiler does not see makes the linker keep every exported method of every
+// type: with the client libraries of stores that is most of the binary. Package text/template does.
+func TestTheLinkerMayDropWhatNobodyCalls(t *testing.T) {
+	c := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(t.TempDir(), "underlease"), "-ldflags=-dumpdep", ".")
+	c.Env = append(c.Environ(), "CGO_ENABLED=0")
+	out, err := c.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "main.main -> ") {
+		t.Fatalf("go build: %v, and %d bytes of dependencies", err, len(out))
+	}
+	for line := range strings.Lines(string(out)) {
+		if _, to, ok := strings.Cut(line, " -> "); ok && strings.Contains(to, "<ReflectMethod>") {
+			t.Errorf("%s", line)
+		}
 	}
 }

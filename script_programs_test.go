@@ -40,6 +40,7 @@ var programs = map[string]func(){
 	"descriptor":   descriptor,
 	"jsonlines":    jsonlines,
 	"started":      started,
+	"heard":        heard,
 }
 
 // underlease is the program itself, with a store in the memory of each process that can hang and lose answers.

@@ -152,6 +152,7 @@ const HistoryLength = 50
 type State struct {
 	Namespace, Lease string
 	Slots            []SlotState // those that were ever used, in order
+	Waiters          *int        // how many stand in the store's queue; nil where it has none, or does not know
 	History          []Past      // newest first, at most [HistoryLength]
 }
 
@@ -175,7 +176,8 @@ type Backend interface {
 	// Inspect returns what the store shows about one lease. A lease that was never used has no slots.
 	Inspect(ctx context.Context, namespace, lease string) (State, error)
 
-	// List returns the leases of a namespace, ordered by name, without their history.
+	// List returns the leases of a namespace, ordered by name, without their history. Where some cannot be shown it returns
+	// the others together with the error.
 	List(ctx context.Context, namespace string) ([]State, error)
 
 	// Ask leaves a request for the holder of a slot, or does nothing when it is free.
@@ -243,6 +245,15 @@ type Waiter interface {
 type Watcher interface {
 	// WaitChange returns nil when something may have changed, and the context's error when that ends first.
 	WaitChange(ctx context.Context, g Grant) error
+}
+
+// Walker is an optional interface of a [Backend] that can show the leases of a namespace one after the other, for where there
+// are more than one wants to wait for.
+type Walker interface {
+	// Walk calls show for each lease that List returns, in the same order, as soon as it has looked at it. One that cannot be
+	// shown comes with its error, and with its name where that is known, and the walk goes on. It ends when show returns
+	// false, which is no error. Nothing in the store is locked while show runs, and nothing is made or changed there.
+	Walk(ctx context.Context, namespace string, show func(State, error) bool) error
 }
 
 // Pinner is an optional interface of a [Backend] whose grant lives as long as descriptors of this process do.

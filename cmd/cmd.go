@@ -303,13 +303,17 @@ func panicked(stack string) string {
 }
 
 func (p *program) root() *cobra.Command {
+	version := false
 	root := &cobra.Command{
 		Use:               "underlease",
 		Short:             "Run a command while holding a named lease",
 		Args:              cobra.ArbitraryArgs,
-		Version:           buildVersion().Version,
 		DisableAutoGenTag: true,
 		RunE: func(c *cobra.Command, args []string) error {
+			if version {
+				_, _ = io.WriteString(p.out, "underlease "+buildVersion().Version+"\n") // the error is kept
+				return nil
+			}
 			if len(args) == 0 {
 				_, _ = p.voice.Write([]byte(rootHelp))
 				p.code = runner.ExitUsage
@@ -320,7 +324,8 @@ func (p *program) root() *cobra.Command {
 	}
 	root.SetArgs(p.args)
 	p.prepare(root)
-	root.SetVersionTemplate("underlease {{.Version}}\n")
+	// Cobra's own flag needs text/template, by which the linker keeps every exported method of every type: 10 MB.
+	root.Flags().BoolVarP(&version, "version", "v", false, "show the version")
 	root.SetHelpFunc(func(c *cobra.Command, _ []string) {
 		text := strings.TrimSpace(c.Long) + "\n"
 		if c != root && c.HasAvailableFlags() {
@@ -334,6 +339,9 @@ func (p *program) root() *cobra.Command {
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(p.runCommand(), p.checkCommand(), p.configCommand(), p.versionCommand(), p.completionCommand())
 	root.SetHelpCommand(p.helpCommand(root))
+	if len(p.args) == 0 || p.args[0] != "run" { // which need not wait for the flags of commands that it is not
+		root.AddCommand(p.listCommand(), p.statusCommand())
+	}
 	return root
 }
 

@@ -920,6 +920,7 @@ func TestWhatCannotBeWrittenToStandardOutputIs71(t *testing.T) {
 	defer full.Close()
 	for _, line := range []string{
 		"version", "version --json", "version --help", "--version", "config", "config n --json", "config --help", "run --help", "--help",
+		"list --help", "status --help",
 		"help", "help run", "completion bash", "completion zsh", "completion fish", "completion --help",
 	} {
 		w := newWorld(t)

@@ -345,7 +345,7 @@ const masked = "xxxxx"
 
 // mask writes a store's URL without its secrets: the password, and the values of query parameters that are named like one.
 func mask(raw string) string {
-	u, err := url.Parse(raw)
+	u, err := backends.ParseURL(raw)
 	if err != nil {
 		return masked
 	}

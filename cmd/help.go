@@ -9,6 +9,8 @@ const rootHelp = `underlease runs a command while holding a named lease.
 Commands:
   run NAME -- COMMAND   run COMMAND under the lease NAME
   check [--for D]       inside COMMAND: is there still D before it would be stopped
+  status [NAME]         is it held, by whom, since when; 75 if it is, else 0
+  list                  all leases of the store
   config [NAME]         show the settings in force, and where each came from
   version               show version and build
   completion SHELL      print a completion script for bash, zsh or fish
@@ -77,6 +79,53 @@ stopped, by underlease or after a signal from outside; 64 usage; 74 it cannot
 be known: there is no lease around this process, or no guardian answers.
 `
 
+const listHelp = `  underlease list
+  underlease list --json | jq -r '.leases[] | select(.held > 0) | .lease'
+
+Shows the leases of a store, ordered by name: which are held, by whom and since
+when, what is left of them, and how their last holders ended. Takes nothing and
+makes nothing there.
+
+Usage: underlease list [flags]
+
+  --backend URL           the store (file:); --backend-file FILE holds the URL
+  --namespace TEXT        whose leases (empty)
+  --config FILE           settings; all flags of run are taken, for the same
+                          command line and the same file find the same store
+  --json                  one JSON object, with one lease a line
+  -q, --quiet             no list: only whether all of it can be read
+
+STATE is held; kept, when its holder has ended and its hold has not; or free.
+LEFT is until it is free unless renewed, and - where that takes the end of its
+holder. TERM is of the holder; when free, of the last one. LAST is how the last
+holder that ended did so, with its exit code.
+
+Exit codes: 0 also when there is none; 64 usage, 69 store does not answer,
+76 a record cannot be read: it is named, and the others are shown,
+77 permission denied, 78 settings.
+`
+
+const statusHelp = `  underlease status nightly-backup || echo "not now"
+
+Shows one lease as list does, and says by its exit code whether a run with the
+same flags would find it held. Without NAME it shows all. Takes nothing and
+makes nothing in the store.
+
+Usage: underlease status [flags] [NAME]
+
+  --backend URL           the store (file:); --backend-file FILE holds the URL
+  --namespace TEXT        of the name (empty)
+  --slots N               how many may hold it at once (1)
+  --config FILE           settings; all flags of run are taken, and the section
+                          of NAME counts
+  --json                  the JSON object of list
+  -q, --quiet             nothing but the exit code
+
+Exit codes: 0 free: one of N slots is (without NAME: all of all leases are);
+75 held, or kept by a hold; 64 usage, 69 store does not answer, 76 its record
+cannot be read, 77 permission denied, 78 settings.
+`
+
 const configHelp = `  underlease config nightly-backup
 
 Prints every setting that a run of NAME would use here and now, and where it
@@ -93,7 +142,7 @@ const versionHelp = `Prints version, commit, Go version and platform.
 Usage: underlease version [--json]
 `
 
-const completionHelp = `Prints a script that completes flags and their values.
+const completionHelp = `Prints a script that completes flags, their values and the names of leases.
 
 Usage: underlease completion bash|zsh|fish
 

@@ -25,7 +25,7 @@ func (p *program) runCommand() *cobra.Command {
 		Use:               "run [flags] NAME -- COMMAND [ARG...]",
 		Short:             "Run a command under a lease",
 		Args:              cobra.ArbitraryArgs,
-		ValidArgsFunction: cobra.NoFileCompletions,
+		ValidArgsFunction: p.completeRun,
 		RunE: func(c *cobra.Command, args []string) error {
 			command, err := p.words(args, c.ArgsLenAtDash())
 			if err != nil {

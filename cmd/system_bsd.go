@@ -2,7 +2,11 @@
 
 package cmd
 
-import "golang.org/x/sys/unix"
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
 
 const (
 	termiosRequest = unix.TIOCGETA
@@ -12,3 +16,7 @@ const (
 
 // isProc says no: there are no links here that only the kernel can follow.
 func isProc(*unix.Statfs_t) bool { return false }
+
+// stopSelf stops this process, and returns when it is continued. It is not the signal of Ctrl-Z, for which the Go runtime keeps a
+// handler that does nothing.
+func stopSelf() { _ = unix.Kill(os.Getpid(), unix.SIGSTOP) } // fails for a signal or a process that does not exist

@@ -63,6 +63,8 @@ func (r *run) acquire(ctx context.Context, handle string) (held, *Result) {
 				return held{}, r.failure(OutcomeDenied, ExitDenied, err)
 			}
 			return held{}, r.failure(OutcomeBroken, ExitBroken, err)
+		case isConfig(err): // what only the store could see, such as a database that it does not have
+			return held{}, r.failure(OutcomeInvalid, ExitSettings, err)
 		default:
 			failures++
 			unknown = true
@@ -101,6 +103,11 @@ func (r *run) acquire(ctx context.Context, handle string) (held, *Result) {
 			return held{}, r.interrupted(cause)
 		}
 	}
+}
+
+func isConfig(err error) bool {
+	_, ok := errors.AsType[*backends.ConfigError](err)
+	return ok
 }
 
 // attemptLimit returns the limit of the next attempt. One that waits must not hang for much longer than the wait.

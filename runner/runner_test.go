@@ -503,6 +503,7 @@ func TestDeniedAndBrokenAreNotTriedAgain(t *testing.T) {
 	}{
 		{backends.Denied(syscall.EACCES, "/x"), OutcomeDenied, ExitDenied},
 		{backends.Broken(nil, "/x"), OutcomeBroken, ExitBroken},
+		{backends.Configf("", "no such database"), OutcomeInvalid, ExitSettings},
 	} {
 		play(t, 60*time.Second, func(s *scene) {
 			s.spec.Wait, s.spec.IfUnavailable = Forever, UnavailableRun

@@ -46,11 +46,16 @@ type Guardian struct {
 	started    atomic.Int64
 	command    atomic.Int64 // pid
 	shot       atomic.Bool  // we ended the guardian ourselves
+	ours       atomic.Bool  // we, or the guardian by itself, have begun to end the command
 	backup     sync.Once
+	modes      modes      // of the terminal
+	halt       sync.Mutex // held while this process is stopped because the command is
+	halts      atomic.Int32
 
 	mu        sync.Mutex
 	collected bool // pid may be somebody else's
 	exited    bool // the command's end was reported
+	fate      Status
 }
 
 // Launch starts a guardian, or takes the one that was started while this program was initialised. It takes a few milliseconds until it
@@ -132,11 +137,20 @@ func (g *Guardian) watch() {
 		r, ok := guard.ParseReport(b[:n])
 		switch {
 		case !ok:
+		case r.Kind == guard.Halted:
+			g.halts.Store(r.Count)
+			go g.follow(r.Status.StopSignal(), r.Count)
 		case r.Kind >= guard.Pinned:
+			if r.Kind == guard.Started {
+				g.command.Store(int64(r.Pid)) // before anything that is told of it
+			}
 			g.answers <- r
 		case r.Kind == guard.Gone:
 			over = true
 		default:
+			if (r.Kind == guard.Stopping || r.Kind == guard.Killing) && r.Why != guard.WhyLeftover {
+				g.ours.Store(true)
+			}
 			g.report(event(r))
 		}
 		if over {
@@ -148,7 +162,11 @@ func (g *Guardian) watch() {
 	g.sock.Close()
 	if g.command.Load() != 0 || g.started.Load() != 0 {
 		if !over {
+			g.ours.Store(true)
 			g.takeOver()
+		}
+		if g.ours.Load() && g.bySignal() {
+			g.modes.restore()
 		}
 		g.unbox()
 		g.report(Event{Kind: Gone, At: Now()})
@@ -213,13 +231,22 @@ func (g *Guardian) report(ev Event) {
 	if ev.Kind == Exited {
 		g.mu.Lock()
 		again := g.exited
-		g.exited = true
+		if !again {
+			g.exited, g.fate = true, ev.Status
+		}
 		g.mu.Unlock()
 		if again {
 			return
 		}
 	}
 	g.events <- ev
+}
+
+// bySignal says that the command did not end by itself, as far as it is known.
+func (g *Guardian) bySignal() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return !g.exited || g.fate.Signal != 0
 }
 
 // Events delivers what happens after Start, whatever that returned, and has to be read until it is closed: after [Gone], when no process of
@@ -271,6 +298,9 @@ func (g *Guardian) Start(c Command, d Deadlines) (int, error) {
 		return 0, &StartError{Path: c.Path, Errno: e, Fork: true}
 	}
 	defer syscall.Close(fd)
+	if g.shared {
+		g.modes.save()
+	}
 	g.started.Store(Now())
 	if e := g.order(guard.Order{Op: guard.OpStart}, append([]int{fd}, fds...)...); e != 0 {
 		g.started.Store(0)
@@ -297,7 +327,6 @@ func (g *Guardian) Start(c Command, d Deadlines) (int, error) {
 	if r.Note == 0 {
 		g.unbox() // the guardian did without
 	}
-	g.command.Store(int64(r.Pid))
 	g.started.Store(r.At)
 	if g.opt.DropInherited {
 		guard.CloseInherited()
@@ -357,17 +386,27 @@ func (g *Guardian) Forward(sig syscall.Signal) {
 	if Ends(sig) || sig == g.stopSignal {
 		g.page.Drain(Now())
 	}
-	if g.shared && reached(sig, g.started.Load()) {
+	if g.shared && reached(sig, g.started.Load()) && g.together() {
 		return
 	}
 	g.tell(guard.Order{Op: guard.OpForward, Arg: int32(sig)})
 }
 
+// together says that the command is still in our process group, or has ended. An interactive shell, for one, makes a group of its own.
+func (g *Guardian) together() bool {
+	group, err := syscall.Getpgid(int(g.command.Load()))
+	return err != nil || group == syscall.Getpgrp()
+}
+
 // Stop sends the stop signal to the command alone, at most once, and SIGCONT.
-func (g *Guardian) Stop() { g.tell(guard.Order{Op: guard.OpStop}) }
+func (g *Guardian) Stop() {
+	g.ours.Store(true)
+	g.tell(guard.Order{Op: guard.OpStop})
+}
 
 // Kill sends SIGKILL to the whole tree until it is empty, also where the guardian does not react. There is no way back.
 func (g *Guardian) Kill() {
+	g.ours.Store(true)
 	g.page.Order(Now())
 	g.tell(guard.Order{Op: guard.OpLook})
 	g.backup.Do(func() { go g.second() })

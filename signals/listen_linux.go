@@ -39,8 +39,8 @@ var forwarded = []struct {
 	{syscall.SIGVTALRM, always},
 	{syscall.SIGIO, always},
 	{syscall.SIGPWR, always},
-	{syscall.SIGTSTP, ownGroup}, // with a terminal job control has to stop the wrapper itself, so that the shell sees it
-	{syscall.SIGTTIN, ownGroup},
+	{syscall.SIGTSTP, always},   // the wrapper is stopped when the command is: see follow
+	{syscall.SIGTTIN, ownGroup}, // with a terminal they are for whoever used it, and for all of the group
 	{syscall.SIGTTOU, ownGroup},
 	{syscall.SIGCONT, ownGroup},
 	{syscall.SIGWINCH, ownGroup}, // a terminal tells its whole foreground group
@@ -86,6 +86,10 @@ func Listen() (got <-chan syscall.Signal, stop func()) {
 			if s.Signal == syscall.SIGPIPE && (s.Pid == self || s.FromKernel()) {
 				continue // our own write
 			}
+			if s.Signal == syscall.SIGTSTP && !commanding() {
+				guard.StopBy(s.Signal)
+				continue
+			}
 			deliveries.note(s)
 			select {
 			case c <- s.Signal:
@@ -124,8 +128,9 @@ func each(f func(syscall.Signal)) {
 
 func listenPlainly(c chan syscall.Signal) (<-chan syscall.Signal, func()) {
 	in := make(chan os.Signal, 64)
+	shared := Terminal()
 	each(func(sig syscall.Signal) {
-		if sig != syscall.SIGPIPE {
+		if sig != syscall.SIGPIPE && (!shared || sig != syscall.SIGTSTP) { // that stops us by itself
 			ossignal.Notify(in, sig)
 		}
 	})
@@ -161,13 +166,13 @@ type delivery struct {
 	group bool
 }
 
-// note takes a delivery down. The kernel sends INT and QUIT from a terminal to its whole foreground group; and HUP when the
+// note takes a delivery down. The kernel sends INT, QUIT and TSTP from a terminal to its whole foreground group; and HUP when the
 // terminal goes, but to the session's leader alone if there is one.
 func (l *ledger) note(s guard.Captured) {
 	d := delivery{sig: s.Signal, at: Now()}
 	if s.FromKernel() {
 		switch s.Signal {
-		case syscall.SIGINT, syscall.SIGQUIT:
+		case syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTSTP:
 			d.group = true
 		case syscall.SIGHUP:
 			sid, _, _ := syscall.RawSyscall(syscall.SYS_GETSID, 0, 0, 0)

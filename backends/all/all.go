@@ -10,13 +10,16 @@ import (
 
 	"github.com/underlease/underlease/backends"
 	"github.com/underlease/underlease/backends/file"
+	"github.com/underlease/underlease/backends/redis"
 )
 
 // Schemes returns how the stores are opened, by the scheme of their URL. The map is the caller's own.
 func Schemes() map[string]backends.Scheme {
-	return map[string]backends.Scheme{
+	all := map[string]backends.Scheme{
 		"file": file.Scheme(),
 	}
+	maps.Copy(all, redis.Schemes())
+	return all
 }
 
 // Open opens the store that a URL names. What is wrong with the URL is a [*backends.ConfigError]: see [Check].
@@ -57,7 +60,7 @@ func parse(rawURL string, schemes map[string]backends.Scheme) (u *url.URL, name 
 		}
 		return nil, "", backends.Configf(hint, "no store has the scheme %q", name)
 	}
-	if u, err = url.Parse(rawURL); err != nil {
+	if u, err = backends.ParseURL(rawURL); err != nil {
 		// The parser's own error repeats parts of the URL.
 		return nil, "", backends.Configf("write special characters of a user, a password or a path as %XX (@ is %40, / is %2F, % is %25)",
 			"the URL with the scheme %q cannot be read", name)

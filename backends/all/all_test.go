@@ -51,7 +51,7 @@ func TestABadURLIsRefusedWithTheRightForm(t *testing.T) {
 		{"1file:", "no scheme", ""},
 		{"fiel:x", `"fiel"`, "did you mean file:?"},
 		{"flie:///x", `"flie"`, "did you mean file:?"},
-		{"rediss://h", `"rediss"`, "did you mean redis:?"},
+		{"rediz://h", `"rediz"`, "did you mean redis:?"},
 		{"etcd://h", `"etcd"`, "known are file:, redis:"},
 		{"x:", `"x"`, "known are"},
 		{"redis://h:port", "cannot be read", "%40"},

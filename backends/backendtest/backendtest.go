@@ -284,7 +284,7 @@ func goroutines() string {
 	b := make([]byte, 1<<20)
 	var all strings.Builder
 	for g := range strings.SplitSeq(string(b[:runtime.Stack(b, true)]), "\n\n") {
-		if strings.Contains(g, "underlease/backends/") && !strings.Contains(g, "backendtest.") && !strings.Contains(g, "testing.(*M).Run") {
+		if strings.Contains(g, "underlease/backends/") && !strings.Contains(g, "/backends/backendtest") && !strings.Contains(g, "testing.(*M).Run") {
 			fmt.Fprintln(&all, g)
 		}
 	}

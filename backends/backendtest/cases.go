@@ -835,6 +835,20 @@ func listComplete(e *env) {
 	if held != 50 {
 		e.Errorf("List: got %d held, want 50", held)
 	}
+	w, ok := c.Backend.(backends.Walker)
+	if !ok {
+		return
+	}
+	got = nil
+	if err := w.Walk(e.Context(), e.namespace, func(s backends.State, err error) bool {
+		if err != nil || len(s.Slots) != 1 || len(s.History) != 0 {
+			e.Errorf("Walk: got %+v and %v, want one slot and no history", s, err)
+		}
+		got = append(got, s.Lease)
+		return len(got) < 70
+	}); err != nil || !slices.Equal(got, want[:70]) {
+		e.Errorf("Walk: got %q and %v, want the first 70 of %q", got, err, want)
+	}
 }
 
 func historyKeeps(e *env) {

@@ -71,3 +71,43 @@ func BenchmarkRenew(b *testing.B) {
 		}
 	})
 }
+
+// BenchmarkWalk looks at ten thousand leases, every tenth of them held.
+func BenchmarkWalk(b *testing.B) {
+	const leases = 10000
+	places(b, func(b *testing.B, dir string) {
+		c := openAt(b, dir)
+		populate(b, c, leases)
+		b.ReportAllocs()
+		for b.Loop() {
+			n := 0
+			if err := c.Walk(b.Context(), "", func(_ backends.State, err error) bool {
+				n++
+				return err == nil
+			}); err != nil || n != leases {
+				b.Fatalf("got %d leases and %v, want %d", n, err, leases)
+			}
+		}
+	})
+}
+
+// populate uses leases once each, without waiting for the disk. Every tenth stays held, and every second has a name that is no key.
+func populate(tb testing.TB, c *Client, leases int) {
+	tb.Helper()
+	sync := c.sync
+	defer func() { c.sync = sync }()
+	c.sync = func(int) error { return nil }
+	for i := range leases {
+		name := "lease-" + strconv.Itoa(i)
+		if i%2 == 1 {
+			name = "lease/" + strconv.Itoa(i)
+		}
+		g, err := c.Acquire(tb.Context(), backends.Request{Lease: name, Holder: "host/4711/0badcafe", Handle: backends.NewHandle(), Slots: 1})
+		if err == nil && i%10 != 0 {
+			err = c.Release(tb.Context(), g, backends.End{Outcome: "ok"})
+		}
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
+}

@@ -46,6 +46,7 @@ type holding struct {
 var (
 	_ backends.Backend = (*Client)(nil)
 	_ backends.Waiter  = (*Client)(nil)
+	_ backends.Walker  = (*Client)(nil)
 	_ backends.Watcher = (*Client)(nil)
 	_ backends.Pinner  = (*Client)(nil)
 )
@@ -86,7 +87,7 @@ func (c *Client) Acquire(ctx context.Context, req backends.Request) (backends.Gr
 
 // acquire tries once. It is not done where the directory was deleted under it.
 func (c *Client) acquire(ctx context.Context, req backends.Request) (g backends.Grant, done bool, err error) {
-	d, err := c.enter(ctx, req.Namespace, req.Lease, true)
+	d, err := c.enter(ctx, req.Namespace, req.Lease, toMake)
 	if err != nil {
 		return g, false, err
 	}
@@ -349,7 +350,7 @@ func (c *Client) Release(ctx context.Context, g backends.Grant, end backends.End
 
 func (c *Client) release(ctx context.Context, g backends.Grant, end backends.End) (freed bool, err error) {
 	h := c.holds(c.lease(g.Namespace, g.Lease), g.Handle)
-	d, err := c.enter(ctx, g.Namespace, g.Lease, false)
+	d, err := c.enter(ctx, g.Namespace, g.Lease, toChange)
 	if d != nil {
 		defer d.leave()
 	}
@@ -408,7 +409,12 @@ func (c *Client) Inspect(ctx context.Context, namespace, lease string) (backends
 		return backends.State{}, err
 	}
 	state := backends.State{Namespace: namespace, Lease: lease}
-	d, err := c.enter(ctx, namespace, lease, false)
+	d, err := c.enter(ctx, namespace, lease, toLook)
+	if err == nil && d == nil {
+		if d, err = c.peek(namespace, lease); err == nil && d != nil {
+			return d.state()
+		}
+	}
 	if err != nil || d == nil {
 		return state, err
 	}
@@ -455,7 +461,7 @@ func (d *door) state() (backends.State, error) {
 // strangers adds the slots that are locked although the record does not know them.
 func (d *door) strangers(rec *record) error {
 	entries, err := os.ReadDir(d.dir)
-	if err != nil {
+	if err != nil && !isNotExist(err) {
 		return classify(err)
 	}
 	for _, e := range entries {
@@ -473,11 +479,68 @@ func (d *door) strangers(rec *record) error {
 	return nil
 }
 
-// List implements [backends.Backend]. Where a record cannot be read it returns the other leases together with the error.
+// List implements [backends.Backend].
 func (c *Client) List(ctx context.Context, namespace string) ([]backends.State, error) {
-	if err := backends.CheckNamespace(namespace); err != nil {
-		return nil, &backends.ConfigError{Text: err.Error()}
+	var (
+		states []backends.State
+		failed []error
+	)
+	err := c.Walk(ctx, namespace, func(s backends.State, err error) bool {
+		if err != nil {
+			failed = append(failed, err)
+		} else {
+			states = append(states, s)
+		}
+		return true
+	})
+	switch {
+	case err != nil || len(failed) == 0:
+		return states, err
+	case len(failed) == 1:
+		return states, failed[0]
 	}
+	return states, errors.Join(failed...)
+}
+
+// longestLook is how long Walk waits for the mu of one lease: whoever stops in there must not hide all the others.
+const longestLook = time.Second
+
+// Walk implements [backends.Walker]. It holds no more than names: each lease is entered, read and left before the next one.
+func (c *Client) Walk(ctx context.Context, namespace string, show func(backends.State, error) bool) error {
+	if err := backends.CheckNamespace(namespace); err != nil {
+		return &backends.ConfigError{Text: err.Error()}
+	}
+	names, err := c.names(namespace)
+	if err != nil {
+		return err
+	}
+	for _, n := range names {
+		if err := ctx.Err(); err != nil {
+			return backends.Unavailable(err, "%s", c.dir)
+		}
+		state := backends.State{Namespace: namespace, Lease: n.lease}
+		err := n.err
+		if err == nil {
+			state, err = c.glance(ctx, namespace, n.lease)
+			if err == nil && state.Lease == "" {
+				continue // removed meanwhile, or never held
+			}
+		}
+		if !show(state, err) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// named is a lease of a directory, or why it cannot be told which one.
+type named struct {
+	lease string
+	err   error
+}
+
+// names returns the leases of a namespace in order. A name that cannot be its own key stands in the record alone.
+func (c *Client) names(namespace string) ([]named, error) {
 	dir := filepath.Join(c.dir, "v1", namespaceKey(namespace))
 	if err := c.safe(dir); err != nil {
 		return nil, err
@@ -489,38 +552,43 @@ func (c *Client) List(ctx context.Context, namespace string) ([]backends.State, 
 	if err != nil {
 		return nil, classify(err)
 	}
-	var (
-		states []backends.State
-		failed error
-	)
+	var all []named
 	for _, e := range entries {
-		if !strings.HasSuffix(e.Name(), suffix) || strings.HasPrefix(e.Name(), ".") {
-			continue
-		}
-		state, err := c.listed(ctx, namespace, filepath.Join(dir, e.Name()))
-		if err != nil && failed == nil {
-			failed = err
-		}
-		if err == nil && state.Lease != "" {
-			states = append(states, state)
+		key, ok := strings.CutSuffix(e.Name(), suffix)
+		switch {
+		case !ok || strings.HasPrefix(key, "."):
+		case backends.Key(namespace, key) == key:
+			all = append(all, named{lease: key})
+		default:
+			path := filepath.Join(dir, e.Name())
+			rec, err := readRecord(path + "/rec")
+			if err == nil && rec != nil && (rec.namespace != namespace || c.lease(namespace, rec.lease) != path) {
+				err = rec.belongs(path+"/rec", namespace, "")
+			}
+			if err != nil {
+				all = append(all, named{err: err})
+			} else if rec != nil {
+				all = append(all, named{lease: rec.lease})
+			}
 		}
 	}
-	slices.SortFunc(states, func(a, b backends.State) int { return strings.Compare(a.Lease, b.Lease) })
-	return states, failed
+	slices.SortStableFunc(all, func(a, b named) int { return strings.Compare(a.lease, b.lease) })
+	return all, nil
 }
 
-// listed returns the state of the lease in dir. Only its record knows the name; without one there is none.
-func (c *Client) listed(ctx context.Context, namespace, dir string) (backends.State, error) {
-	path := dir + "/rec"
-	rec, err := readRecord(path)
-	if err != nil || rec == nil {
-		return backends.State{}, err
-	}
-	if rec.namespace != namespace || c.lease(namespace, rec.lease) != dir {
-		return backends.State{}, rec.belongs(path, namespace, "")
-	}
-	state, err := c.Inspect(ctx, namespace, rec.lease)
+// glance returns the state of one lease of many. It has no name where nothing is known of the lease.
+func (c *Client) glance(ctx context.Context, namespace, lease string) (backends.State, error) {
+	ctx, cancel := context.WithTimeout(ctx, longestLook)
+	defer cancel()
+	state, err := c.Inspect(ctx, namespace, lease)
+	known := len(state.Slots) > 0 || len(state.History) > 0
 	state.History = nil
+	if err == nil && !known {
+		rec, err := readRecord(c.lease(namespace, lease) + "/rec")
+		if err != nil || rec == nil {
+			return backends.State{}, err
+		}
+	}
 	return state, err
 }
 
@@ -541,7 +609,7 @@ func (c *Client) mark(ctx context.Context, namespace, lease string, number int, 
 	if err := backends.CheckNames(namespace, lease); err != nil {
 		return err
 	}
-	d, err := c.enter(ctx, namespace, lease, false)
+	d, err := c.enter(ctx, namespace, lease, toChange)
 	if err != nil || d == nil {
 		return err
 	}

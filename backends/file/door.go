@@ -27,6 +27,7 @@ type door struct {
 	dir, path       string // of the lease and of its record
 	mu              int
 	id              inode // of mu
+	closed          bool  // mu was not there and is not locked: slots must not be probed
 	rec             *record
 	replaces        bool // there is a record in place
 }
@@ -52,11 +53,21 @@ func slotPath(dir string, number int) string {
 	return dir + "/slot." + strconv.Itoa(number)
 }
 
-// enter locks the lease's mu and reads the record. Without create it returns nil for a lease that has no directory.
-func (c *Client) enter(ctx context.Context, namespace, name string, create bool) (*door, error) {
+// purpose is what somebody enters a lease for.
+type purpose int
+
+const (
+	toLook   purpose = iota // and make nothing
+	toChange                // what is there
+	toMake                  // what is not there
+)
+
+// enter locks the lease's mu and reads the record. Unless it is to be made, it returns nil for a lease that has no directory; to
+// look, also for one without mu.
+func (c *Client) enter(ctx context.Context, namespace, name string, why purpose) (*door, error) {
 	dir := c.lease(namespace, name)
 	for {
-		d, err := c.knock(ctx, dir, create)
+		d, err := c.knock(ctx, dir, why)
 		if err != nil || d == nil {
 			return nil, err
 		}
@@ -75,8 +86,25 @@ func (c *Client) enter(ctx context.Context, namespace, name string, create bool)
 	}
 }
 
+// peek returns a door to a lease whose mu is not there, or nil where there is no lease either. Nothing is made, and nobody is kept out.
+func (c *Client) peek(namespace, name string) (*door, error) {
+	d := &door{c: c, namespace: namespace, name: name, dir: c.lease(namespace, name), mu: -1, closed: true}
+	d.path = d.dir + "/rec"
+	var err error
+	if d.rec, err = readRecord(d.path); err == nil && d.rec != nil {
+		err = d.rec.belongs(d.path, namespace, name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if there, err := at(d.dir); err != nil || there == (inode{}) {
+		return nil, classify(err)
+	}
+	return d, nil
+}
+
 // knock opens and locks mu. It returns nil where there is nothing, and a door without mu where it has to be tried again.
-func (c *Client) knock(ctx context.Context, dir string, create bool) (*door, error) {
+func (c *Client) knock(ctx context.Context, dir string, why purpose) (*door, error) {
 	path := dir + "/mu"
 	// Looked at before anything is done, so that a call whose context has ended does nothing.
 	if err := ctx.Err(); err != nil {
@@ -86,9 +114,13 @@ func (c *Client) knock(ctx context.Context, dir string, create bool) (*door, err
 		return nil, err
 	}
 	again := &door{mu: -1}
-	fd, id, err := open(path, c.probe|unix.O_CREAT)
+	flags := c.probe | unix.O_CREAT
+	if why == toLook {
+		flags = c.probe
+	}
+	fd, id, err := open(path, flags)
 	if isNotExist(err) {
-		if !create {
+		if why != toMake {
 			return nil, nil
 		}
 		return again, makeAll(dir)
@@ -239,7 +271,8 @@ func (d *door) record() *record {
 	return d.rec
 }
 
-// locked reports whether a slot's lock is held by anybody, and by which file.
+// locked reports whether a slot's lock is held by anybody, and by which file. Without mu it asks the kernel's list, which does not
+// show locks of processes that this one cannot see.
 //
 // The look takes the lock, if it is free, until the descriptor is closed. A child that is forked in between would have a
 // copy of the descriptor until it executes its program, and everybody else would see the slot taken; so nothing is forked.
@@ -255,6 +288,9 @@ func (d *door) locked(number int) (bool, inode, error) {
 		return false, inode{}, classify(err)
 	}
 	defer shut(fd)
+	if d.closed {
+		return locker(id) != 0, id, nil
+	}
 	busy, err := lock(fd, path)
 	return busy, id, classify(err)
 }

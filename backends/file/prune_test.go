@@ -130,7 +130,7 @@ func TestWhatIsOfUseIsNotRemoved(t *testing.T) {
 		age(t, c.lease("", lease), 8*day)
 	}
 	age(t, c.lease("", "young"), 6*day)
-	d, err := c.enter(ctx, "", "entered", false)
+	d, err := c.enter(ctx, "", "entered", toChange)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +192,7 @@ func TestARemovedLeaseIsNoTrap(t *testing.T) {
 func TestAContenderThatWaitsInARemovedLeaseGoesOn(t *testing.T) {
 	c := openAt(t, t.TempDir())
 	release(t, c, acquire(t, c, "l", 1))
-	d, err := c.enter(t.Context(), "", "l", false)
+	d, err := c.enter(t.Context(), "", "l", toChange)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -77,7 +77,11 @@ func (v values) Put(ctx context.Context, namespace, lease string, p backends.Put
 	if err := errors.Join(backends.CheckNames(namespace, lease), p.Check()); err != nil {
 		return 0, err
 	}
-	d, err := v.c.enter(ctx, namespace, lease, while == nil)
+	why := toMake
+	if while != nil {
+		why = toChange
+	}
+	d, err := v.c.enter(ctx, namespace, lease, why)
 	if err != nil {
 		return 0, err
 	}
@@ -120,7 +124,7 @@ func (v values) Delete(ctx context.Context, namespace, lease, key string) error 
 	if err := backends.CheckNames(namespace, lease); err != nil {
 		return err
 	}
-	d, err := v.c.enter(ctx, namespace, lease, false)
+	d, err := v.c.enter(ctx, namespace, lease, toChange)
 	if err != nil || d == nil {
 		return err
 	}

@@ -45,7 +45,7 @@ func (c *Client) WaitFree(ctx context.Context, req backends.Request) error {
 
 // busyFor returns how long every slot is known to stay taken, or zero when one is free.
 func (c *Client) busyFor(ctx context.Context, req backends.Request) (time.Duration, error) {
-	d, err := c.enter(ctx, req.Namespace, req.Lease, false)
+	d, err := c.enter(ctx, req.Namespace, req.Lease, toChange)
 	if ctx.Err() != nil {
 		if d != nil {
 			d.leave()

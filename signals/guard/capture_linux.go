@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"runtime"
 	"syscall"
 	"unsafe"
 )
@@ -62,6 +63,18 @@ func Ignored(sig syscall.Signal) bool {
 // Default restores the default action of a signal.
 func Default(sig syscall.Signal) syscall.Errno {
 	return rtSigaction(sig, &sigaction{handler: sigDfl}, nil)
+}
+
+// StopBy stops this process by the default action of a signal of job control, and returns when it goes on. A group that no shell
+// cares for is not stopped by the kernel, except by SIGSTOP.
+func StopBy(sig syscall.Signal) {
+	runtime.LockOSThread() // the signal is for this thread, so that it has acted when the call has returned
+	defer runtime.UnlockOSThread()
+	var old sigaction
+	if sig != syscall.SIGSTOP && rtSigaction(sig, &sigaction{handler: sigDfl}, &old) == 0 {
+		defer func() { _ = rtSigaction(sig, &old, nil) }() // it was so before
+	}
+	syscall.RawSyscall(syscall.SYS_TGKILL, uintptr(syscall.Getpid()), uintptr(syscall.Gettid()), uintptr(sig))
 }
 
 // Capture opens the pipe into which the kernel's description of signals goes, once for the process, and returns the end to

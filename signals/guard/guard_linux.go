@@ -39,6 +39,8 @@ type guardian struct {
 	pidFd     int // pidfd of the command, or -1
 	settled   bool
 	exited    bool
+	halted    bool // the command is stopped, and the wrapper was told, where both are in the caller's process group
+	stops     int32
 	childless bool
 	more      bool // a turn took in as many children as it may: there may be others
 	pins      []int
@@ -352,15 +354,52 @@ func (g *guardian) collect() {
 			g.canaryGone()
 		}
 	}
+	if g.shared && !g.exited {
+		g.follow()
+	}
 	if g.exited && !g.ended {
 		g.afterExit()
 	}
+}
+
+// follow makes the wrapper do what the command does: be stopped, and go on. A shell knows of its own child alone, which is the wrapper.
+func (g *guardian) follow() {
+	for {
+		sig, news := halt(g.pid)
+		if !news {
+			return
+		}
+		g.halts(sig)
+	}
+}
+
+// halts heeds that the command was stopped by a signal, or, with none, that it goes on.
+func (g *guardian) halts(sig syscall.Signal) {
+	if sig == 0 {
+		g.wake()
+		return
+	}
+	g.halted = true
+	g.stops++
+	g.report(&Report{Kind: Halted, Status: stoppedBy(sig), Count: g.stops, At: Now()})
+}
+
+// stoppedBy is the wait status of a process that is stopped by a signal.
+func stoppedBy(sig syscall.Signal) syscall.WaitStatus { return syscall.WaitStatus(0x7f | int(sig)<<8) }
+
+// wake lets a wrapper go on that was stopped because the command was.
+func (g *guardian) wake() {
+	if g.halted && g.wrapperFd >= 0 {
+		_ = PidfdSignal(g.wrapperFd, syscall.SIGCONT) // ESRCH where it has ended
+	}
+	g.halted = false
 }
 
 // commandEnded is called while the command is a zombie: its process group is still its own.
 func (g *guardian) commandEnded() {
 	now := Now()
 	g.dismiss()
+	g.wake()
 	var left Survey
 	if others, known := g.others(g.pid); !g.killing && (others || !known) {
 		left = g.walk.CountUntil(g.killDue)
@@ -558,15 +597,23 @@ func (g *guardian) wait() {
 
 // takeSignals empties the pipes of signals. SIGCHLD has done its duty by waking us; others are remembered, see forward.
 func (g *guardian) takeSignals() {
-	g.take(g.signals)
-	if g.canary != 0 && g.take(g.song) == 0 { // somebody killed it; collect takes it in
+	g.take(g.signals, true)
+	if g.canary != 0 && g.take(g.song, g.together()) == 0 { // somebody killed it; collect takes it in
 		syscall.Close(g.song)
 		g.song = -1
 	}
 }
 
-// take empties one pipe. It returns what the last read did.
-func (g *guardian) take(pipe int) int {
+// together says that the command is in the canary's process group, as far as is known: it may have left for one of its own, as an
+// interactive shell does, and does not get what the group gets.
+func (g *guardian) together() bool {
+	canary, _ := syscall.Getpgid(g.canary)
+	command, err := syscall.Getpgid(g.pid)
+	return err != nil || command == canary
+}
+
+// take empties one pipe, and remembers what came unless it says nothing about the command. It returns what the last read did.
+func (g *guardian) take(pipe int, heed bool) int {
 	var b [64 * CapturedSize]byte
 	for {
 		n, err := syscall.Read(pipe, b[:])
@@ -578,7 +625,7 @@ func (g *guardian) take(pipe int) int {
 		}
 		now := Now()
 		for r := b[:n]; len(r) >= CapturedSize; r = r[CapturedSize:] {
-			if c := ParseCaptured(r); c.Signal > 0 && int(c.Signal) < len(g.got) && !c.FromKernel() {
+			if c := ParseCaptured(r); heed && c.Signal > 0 && int(c.Signal) < len(g.got) && !c.FromKernel() {
 				g.got[c.Signal] = now
 			}
 		}
@@ -613,6 +660,12 @@ func (g *guardian) obey() {
 			if g.pid == 0 {
 				g.finished = true
 			}
+		case OpResume: // what goes on with the group needs no word of ours, and a stop that is newer stays
+			g.follow()
+			g.listen()
+			if g.halted && g.stops == o.Arg {
+				g.signal(syscall.SIGCONT)
+			}
 		case OpLook, OpHello: // every turn looks
 		}
 	}
@@ -633,6 +686,7 @@ func (g *guardian) release(now int64) {
 		h := g.held[0]
 		g.held = g.held[1:]
 		g.takeSignals()
+		g.more = true // as in settle
 		if h.sig > 0 && int(h.sig) < len(g.got) {
 			at := g.got[h.sig]
 			g.got[h.sig] = 0
@@ -719,6 +773,7 @@ func (g *guardian) settle() {
 	leave(g.shared)
 	// What came until now reached us as a member of the caller's process group, or before there was a command.
 	g.takeSignals()
+	g.more = true // what says that a child has ended may have been among it
 	g.got = [65]int64{}
 	CloseInherited()
 	if syscall.Geteuid() == 0 {

@@ -221,8 +221,19 @@ func (n *initial) start(sealed int, shared bool) bool {
 	return e == 0 && size > 0
 }
 
-// collect takes in what has ended and says whether anything is left to wait for.
+// collect takes in what has ended, tells of stops of the command, and says whether anything is left to wait for.
 func (n *initial) collect() bool {
+	for n.pid > 0 {
+		sig, news := halt(n.pid)
+		if !news {
+			break
+		}
+		r := &Report{Kind: Halted, At: Now()}
+		if sig != 0 {
+			r.Status = stoppedBy(sig)
+		}
+		n.tell(r)
+	}
 	for {
 		pid, e := peek()
 		if e == syscall.ECHILD && n.pid != 0 {
@@ -342,8 +353,14 @@ func (g *guardian) listen() {
 			g.in.sock = -1
 			return
 		}
-		if r.Kind == Exited {
+		switch {
+		case r.Kind == Exited:
 			g.commandEndedInside(r.Status, r.Note == 1)
+		case r.Kind != Halted || !g.shared || g.exited:
+		case r.Status.Stopped():
+			g.halts(r.Status.StopSignal())
+		default:
+			g.halts(0)
 		}
 	}
 }

@@ -17,7 +17,10 @@ const (
 	schedRR          = 2
 	pAll             = 0
 	pPid             = 1
+	wStopped         = 0x2
 	wExited          = 0x4
+	wContinued       = 0x8
+	cldContinued     = 6
 	wNowait          = 0x01000000
 	wAll             = 0x40000000
 	fAddSeals        = 1033
@@ -174,6 +177,24 @@ func peek() (int, syscall.Errno) {
 		return 0, e
 	}
 	return int(*(*int32)(unsafe.Pointer(&info[infoPid]))), 0
+}
+
+// halt takes in, once for each time, that a child was stopped, or goes on, which is signal 0. It leaves one that has ended as it is.
+func halt(pid int) (sig syscall.Signal, news bool) {
+	var info [128]byte
+	e := retry(func() syscall.Errno {
+		_, _, e := syscall.RawSyscall6(syscall.SYS_WAITID, pPid, uintptr(pid), uintptr(unsafe.Pointer(&info)),
+			wStopped|wContinued|syscall.WNOHANG|wAll, 0, 0)
+		return e
+	})
+	at := func(o int) int32 { return *(*int32)(unsafe.Pointer(&info[o])) }
+	if e != 0 || at(infoPid) == 0 {
+		return 0, false
+	}
+	if at(8) == cldContinued {
+		return 0, true
+	}
+	return syscall.Signal(at(infoPid + 8)), true // si_pid, si_uid, si_status
 }
 
 // Childless says that the kernel knows of no child of this process, living or dead.

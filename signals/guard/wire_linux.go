@@ -19,6 +19,7 @@ const (
 	OpForward               // Arg: signal for the command alone
 	OpStop                  // the stop signal, if it has not been sent, for the command alone
 	OpClose                 // end, if no command was started
+	OpResume                // Arg: the stop of the command, counted, that the wrapper has followed and that is over
 )
 
 // magic begins the first message, so that the guardian knows its socket among inherited ones.
@@ -68,6 +69,7 @@ const (
 	Started                   // Pid
 	Refused                   // Errno; zero: too late
 	Ready                     // from a namespace's first process: it is set up
+	Halted                    // the command was stopped: Status; Count of its stops
 )
 
 // Why is a reason, one of signals.Why.

@@ -1,0 +1,94 @@
+//go:build linux
+
+package redis
+
+import (
+	"fmt"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/backendtest"
+	"github.com/underlease/underlease/backends/backendtest/servers"
+)
+
+// opened opens a URL, or ends the test.
+func opened(t testing.TB, raw string) *backends.Store {
+	t.Helper()
+	u, err := backends.ParseURL(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := Schemes()[u.Scheme].Open(t.Context(), u)
+	if err != nil {
+		t.Fatalf("open %s: %v", u.Redacted(), err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func conforms(t *testing.T, raw string, owner func(key string) *servers.Redis) {
+	t.Helper()
+	backendtest.Run(t, backendtest.Harness{
+		Place: func(t *testing.T) backendtest.Place {
+			return backendtest.Place{
+				Open: func() *backends.Store { return opened(t, raw) },
+				Wipe: func(namespace, lease string) {
+					key := keyOf(namespace, lease)
+					if got := owner(key).Do("DEL", key); got != "1" {
+						t.Fatalf("DEL %s: got %s, want 1", key, got)
+					}
+				},
+			}
+		},
+		TTL:   400 * time.Millisecond,
+		Slack: 200 * time.Millisecond,
+	})
+}
+
+func alone(r *servers.Redis) func(string) *servers.Redis {
+	return func(string) *servers.Redis { return r }
+}
+
+func TestConformance(t *testing.T) {
+	r := servers.StartRedis(t, servers.RedisOptions{})
+	conforms(t, "redis://"+r.Addr(), alone(r))
+}
+
+// The user has no other right than those that the documentation names.
+func TestConformanceWithTheLeastRights(t *testing.T) {
+	r := servers.StartRedis(t, servers.RedisOptions{User: "lease", Password: "p/w", ACL: "resetchannels ~ul:* &ul:* -@all +" + strings.Join(Commands, " +")})
+	conforms(t, "redis://lease:p%2Fw@"+r.Addr()+"/3", func(string) *servers.Redis { return inDatabase(t, r, 3) })
+}
+
+// inDatabase makes a server's own Do look at a database by its number.
+func inDatabase(t *testing.T, r *servers.Redis, number int) *servers.Redis {
+	t.Helper()
+	other := *r
+	other.Database = number
+	return &other
+}
+
+func TestConformanceEncrypted(t *testing.T) {
+	c := servers.MakeCertificates(t)
+	r := servers.StartRedis(t, servers.RedisOptions{TLS: c})
+	q := url.Values{"ca": {c.CA}, "cert": {c.ClientCert}, "key": {c.ClientKey}}
+	conforms(t, fmt.Sprintf("rediss://%s?%s", r.Addr(), q.Encode()), alone(r))
+}
+
+func TestConformanceOverASocket(t *testing.T) {
+	r := servers.StartRedis(t, servers.RedisOptions{Socket: true})
+	conforms(t, "redis+unix://"+r.SocketPath, alone(r))
+}
+
+func TestConformanceWithSentinels(t *testing.T) {
+	s := servers.StartSentinel(t, servers.RedisOptions{})
+	conforms(t, "redis+sentinel://"+strings.Join(s.Addrs(), ",")+"/"+s.Name+"?replicas=1", alone(s.Primary))
+}
+
+func TestConformanceInACluster(t *testing.T) {
+	c := servers.StartCluster(t, servers.RedisOptions{})
+	conforms(t, "redis+cluster://"+strings.Join(c.Addrs(), ","), c.Owner)
+}

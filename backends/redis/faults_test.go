@@ -1,0 +1,516 @@
+//go:build linux
+
+package redis
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/backendtest/proxy"
+	"github.com/underlease/underlease/backends/backendtest/servers"
+)
+
+// Words that only the script of one operation has.
+const (
+	ofAcquire = "-- ARGV: name, handle, holder, slots"
+	ofRenew   = "-- ARGV: name, handle, slot, term\n"
+	ofRelease = "-- ARGV: name, handle, slot, term (both"
+)
+
+func request(lease string) backends.Request {
+	return backends.Request{Lease: lease, Holder: "somebody", Handle: backends.NewHandle(), Slots: 1, TTL: time.Minute}
+}
+
+// tries makes one attempt within a limit, as the runner does.
+func tries[T any](t *testing.T, limit time.Duration, f func(context.Context) (T, error)) (T, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	begun := time.Now()
+	got, err := f(ctx)
+	if took := time.Since(begun); took > limit+200*time.Millisecond {
+		t.Errorf("a call with a limit of %v took %v", limit, took)
+	}
+	return got, err
+}
+
+func acquire(t *testing.T, s *backends.Store, r backends.Request) (backends.Grant, error) {
+	t.Helper()
+	return tries(t, time.Second, func(ctx context.Context) (backends.Grant, error) { return s.Acquire(ctx, r) })
+}
+
+func granted(t *testing.T, s *backends.Store, r backends.Request) backends.Grant {
+	t.Helper()
+	g, err := acquire(t, s, r)
+	if err != nil {
+		t.Fatalf("Acquire: got %v, want a grant", err)
+	}
+	return g
+}
+
+func renew(t *testing.T, s *backends.Store, g backends.Grant) error {
+	t.Helper()
+	_, err := tries(t, 500*time.Millisecond, func(ctx context.Context) (backends.Grant, error) { return s.Renew(ctx, g) })
+	return err
+}
+
+// The budget: one exchange to greet, with user and password where there are any, and one for the lease.
+func TestAGrantTakesTwoRoundTrips(t *testing.T) {
+	certificates := servers.MakeCertificates(t)
+	for name, c := range map[string]struct {
+		o     servers.RedisOptions
+		url   string
+		trips int
+	}{
+		"plain":    {servers.RedisOptions{}, "redis://%s", 2},
+		"user":     {servers.RedisOptions{User: "u", Password: "p"}, "redis://u:p@%s", 2},
+		"password": {servers.RedisOptions{Password: "p"}, "redis://:p@%s", 2},
+		"database": {servers.RedisOptions{}, "redis://%s/1", 3},
+		"replicas": {servers.RedisOptions{}, "redis://%s?replicas=0", 2},
+	} {
+		r := servers.StartRedis(t, c.o)
+		p := proxy.New(t, r.Addr())
+		s := opened(t, fmt.Sprintf(c.url, p.Addr()))
+		if got := p.Made(); got != 0 {
+			t.Errorf("%s: %d connections by opening, want none", name, got)
+		}
+		g := granted(t, s, request("l"))
+		if got := p.Trips(); got != c.trips {
+			t.Errorf("%s: %d round trips to the grant, want %d", name, got, c.trips)
+		}
+		if err := renew(t, s, g); err != nil {
+			t.Errorf("%s: Renew: %v", name, err)
+		}
+		if err := s.Release(t.Context(), g, backends.End{Outcome: "ok"}); err != nil {
+			t.Errorf("%s: Release: %v", name, err)
+		}
+		if got := p.Trips(); got != 2 {
+			t.Errorf("%s: %d round trips for a renewal and a release, want 2", name, got)
+		}
+		if got := p.Made(); got != 1 {
+			t.Errorf("%s: %d connections, want 1", name, got)
+		}
+	}
+	// A script that the server has not seen yet costs no more, and neither does TLS, but for its own handshake.
+	r := servers.StartRedis(t, servers.RedisOptions{TLS: certificates})
+	p := proxy.New(t, r.Addr())
+	q := url.Values{"ca": {certificates.CA}, "cert": {certificates.ClientCert}, "key": {certificates.ClientKey}}
+	s := opened(t, fmt.Sprintf("rediss://%s?%s", p.Addr(), q.Encode()))
+	granted(t, s, request("l"))
+	if got := p.Trips(); got > 4 {
+		t.Errorf("TLS: %d round trips to the grant, want at most 2 of the handshake and 2", got)
+	}
+}
+
+// C05, C08: whatever becomes of an answer, the next attempt of the same handle goes on from what the store did.
+func TestALostAnswerIsSettledByTheHandle(t *testing.T) {
+	r := servers.StartRedis(t, servers.RedisOptions{})
+	for _, kind := range []proxy.Kind{proxy.ResetBefore, proxy.ResetAfter, proxy.Lose} {
+		p := proxy.New(t, r.Addr())
+		s, other := opened(t, "redis://"+p.Addr()), opened(t, "redis://"+r.Addr())
+		lease := fmt.Sprintf("settled-%d", kind)
+		req := request(lease)
+
+		p.Inject(proxy.Fault{Kind: kind, Match: ofAcquire})
+		if _, err := acquire(t, s, req); !errors.Is(err, backends.ErrUnavailable) {
+			t.Fatalf("fault %d: Acquire: got %v, want unavailable", kind, err)
+		}
+		state, err := other.Inspect(t.Context(), "", lease)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if held := len(state.Slots) == 1 && state.Slots[0].Held; held != (kind != proxy.ResetBefore) {
+			t.Errorf("fault %d: held after the lost answer: got %v", kind, held)
+		}
+		g := granted(t, s, req)
+		if len(state.Slots) == 1 && g.Term != state.Slots[0].Term {
+			t.Errorf("fault %d: term: got %d, want the one of the attempt whose answer was lost, %d", kind, g.Term, state.Slots[0].Term)
+		}
+
+		p.Inject(proxy.Fault{Kind: kind, Match: ofRenew})
+		if err := renew(t, s, g); !errors.Is(err, backends.ErrUnavailable) {
+			t.Errorf("fault %d: Renew: got %v, want unavailable", kind, err)
+		}
+		if err := renew(t, s, g); err != nil {
+			t.Errorf("fault %d: the next Renew: got %v, want the grant", kind, err)
+		}
+
+		p.Inject(proxy.Fault{Kind: kind, Match: ofRelease})
+		release := func() error {
+			_, err := tries(t, time.Second, func(ctx context.Context) (struct{}, error) {
+				return struct{}{}, s.Release(ctx, g, backends.End{Outcome: "ok"})
+			})
+			return err
+		}
+		if err := release(); !errors.Is(err, backends.ErrUnavailable) {
+			t.Errorf("fault %d: Release: got %v, want unavailable", kind, err)
+		}
+		if err := release(); err != nil {
+			t.Errorf("fault %d: the next Release: got %v, want nil", kind, err)
+		}
+		state, err = other.Inspect(t.Context(), "", lease)
+		if err != nil || len(state.History) != 1 || state.History[0].End.Outcome != "ok" {
+			t.Errorf("fault %d: history: got %+v, %v, want one end", kind, state.History, err)
+		}
+		if got := p.Done(kind); got != 3 {
+			t.Errorf("the fault happened %d times, want 3", got)
+		}
+
+		// An answer that never came, and nobody who tries again: the handle gives it back.
+		req = request(lease)
+		p.Inject(proxy.Fault{Kind: kind, Match: ofAcquire})
+		if _, err := acquire(t, s, req); err == nil {
+			t.Errorf("fault %d: Acquire: got a grant", kind)
+		}
+		if err := s.Release(t.Context(), backends.Grant{Lease: lease, Handle: req.Handle}, backends.End{}); err != nil {
+			t.Errorf("fault %d: abandon: got %v, want nil", kind, err)
+		}
+		granted(t, other, request(lease))
+	}
+}
+
+// After a black hole all connections are made anew, and no call lasts longer than its limit.
+func TestABlackHoleCostsEachCallItsLimitAndNoMore(t *testing.T) {
+	r := servers.StartRedis(t, servers.RedisOptions{})
+	p := proxy.New(t, r.Addr())
+	s := opened(t, "redis://"+p.Addr())
+	g := granted(t, s, request("l"))
+	for _, d := range []proxy.Direction{proxy.Requests, proxy.Answers, proxy.Requests | proxy.Answers} {
+		p.BlackHole(d)
+		for range 3 {
+			if err := renew(t, s, g); !errors.Is(err, backends.ErrUnavailable) || !strings.Contains(err.Error(), p.Addr()) {
+				t.Errorf("Renew in a black hole: got %v, want unavailable with the address", err)
+			}
+		}
+		p.Heal()
+		if err := renew(t, s, g); err != nil {
+			t.Errorf("Renew after it: got %v, want the grant", err)
+		}
+	}
+	r.Freeze()
+	if err := renew(t, s, g); !errors.Is(err, backends.ErrUnavailable) {
+		t.Errorf("Renew of a frozen server: got %v, want unavailable", err)
+	}
+	r.Resume()
+	if err := renew(t, s, g); err != nil {
+		t.Errorf("Renew after it: got %v, want the grant", err)
+	}
+	p.Cut()
+	if err := renew(t, s, g); err != nil && !errors.Is(err, backends.ErrUnavailable) {
+		t.Errorf("Renew after a cut: got %v, want the grant or unavailable", err)
+	}
+	if err := renew(t, s, g); err != nil {
+		t.Errorf("the next Renew: got %v, want the grant", err)
+	}
+}
+
+// A call whose context is cancelled while the server is silent returns at once.
+func TestACancelledCallReturnsAtOnce(t *testing.T) {
+	r := servers.StartRedis(t, servers.RedisOptions{})
+	s := opened(t, "redis://"+r.Addr())
+	g := granted(t, s, request("l"))
+	r.Freeze()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := s.Renew(ctx, g)
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		t.Fatalf("Renew of a frozen server: got %v before anything happened", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	cancel()
+	select {
+	case err := <-done:
+		if err == nil || errors.Is(err, backends.ErrLost) {
+			t.Errorf("Renew: got %v, want an error that is no answer", err)
+		}
+	case <-time.After(time.Second):
+		t.Error("Renew: not back a second after its context ended")
+	}
+}
+
+// C15: terms grow over the loss of everything, and over a server that starts without what it knew.
+func TestTermsGrowOverALostStore(t *testing.T) {
+	r := servers.StartRedis(t, servers.RedisOptions{})
+	s := opened(t, "redis://"+r.Addr())
+	last := backends.Term(0)
+	for i, lose := range []func(){
+		func() {},
+		func() { r.Do("FLUSHALL") },
+		func() { r.Kill(); r.Restart() },
+		func() { r.Do("DEL", keyOf("", "l")) },
+	} {
+		lose()
+		servers.Within(t, 10*time.Second, "a grant", func() error {
+			g, err := acquire(t, s, request("l"))
+			if err == nil && g.Term <= last {
+				t.Errorf("loss %d: term: got %d, want more than %d", i, g.Term, last)
+			}
+			last = max(last, g.Term)
+			return err
+		})
+	}
+	// A store that keeps everything keeps the lease, too.
+	r = servers.StartRedis(t, servers.RedisOptions{Durable: true})
+	s = opened(t, "redis://"+r.Addr())
+	g := granted(t, s, request("l"))
+	r.Kill()
+	r.Restart()
+	servers.Within(t, 10*time.Second, "a renewal", func() error { return renew(t, s, g) })
+	if _, err := acquire(t, s, request("l")); !errors.Is(err, backends.ErrBusy) {
+		t.Errorf("Acquire of another: got %v, want busy", err)
+	}
+}
+
+// Somebody's own key, a damaged and a newer one are left as they are.
+func TestWhatIsNotOursIsNotTouched(t *testing.T) {
+	r := servers.StartRedis(t, servers.RedisOptions{})
+	s := opened(t, "redis://"+r.Addr())
+	for name, c := range map[string]struct {
+		do         []string
+		text, hint string
+	}{
+		"string":  {[]string{"SET", "KEY", "v"}, "holds something else", "rename"},
+		"hash":    {[]string{"HSET", "KEY", "a", "b"}, "holds something else", "rename"},
+		"newer":   {[]string{"HSET", "KEY", "f", "2", "n", "\x00newer"}, `the form "2" of a newer version`, "update underlease"},
+		"other":   {[]string{"HSET", "KEY", "f", "1", "n", "\x00another"}, "of another lease", "the next term starts from the clock"},
+		"counter": {[]string{"HSET", "KEY", "f", "1", "n", "\x00counter", "t", "x"}, "counters cannot be read", "look at it"},
+		"slot":    {[]string{"HSET", "KEY", "f", "1", "n", "\x00slot", "t", "1", "c", "1", "m", "0", "v", "0", "s0", "{"}, "slot 0 cannot be read", "look at it"},
+		"empty":   {[]string{"HSET", "KEY", "f", "1", "n", "\x00empty", "t", "1", "c", "1", "m", "0", "v", "0", "s0", "{}"}, "slot 0 cannot be read", "look at it"},
+		"largest": {[]string{"HSET", "KEY", "f", "1", "n", "\x00largest", "t", "9007199254740991", "c", "0", "m", "0", "v", "0"}, "no room for a larger one", "look at it"},
+	} {
+		key := keyOf("", name)
+		for i := range c.do {
+			c.do[i] = strings.ReplaceAll(c.do[i], "KEY", key)
+		}
+		r.Do(c.do...)
+		before := r.Do("DUMP", key)
+		_, err := acquire(t, s, request(name))
+		if !errors.Is(err, backends.ErrBroken) || !strings.Contains(err.Error(), c.text) || !strings.Contains(err.Error(), key) || !strings.Contains(backends.Hint(err), c.hint) {
+			t.Errorf("%s: Acquire: got %v with the hint %q, want broken with %q, the key and %q", name, err, backends.Hint(err), c.text, c.hint)
+		}
+		if _, err := s.Renew(t.Context(), backends.Grant{Lease: name, Handle: "h", Term: 1}); name != "largest" && !errors.Is(err, backends.ErrBroken) {
+			t.Errorf("%s: Renew: got %v, want broken", name, err)
+		}
+		if got := r.Do("DUMP", key); got != before {
+			t.Errorf("%s: the key was changed", name)
+		}
+	}
+}
+
+// C62: what was used once goes away by itself, and what has records stays.
+func TestAKeyLivesForSevenDaysAfterItsLastUse(t *testing.T) {
+	r := servers.StartRedis(t, servers.RedisOptions{})
+	s := opened(t, "redis://"+r.Addr())
+	lives := func(lease string) time.Duration {
+		n, err := strconv.ParseInt(r.Do("PTTL", keyOf("", lease)), 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(n) * time.Millisecond
+	}
+	const week = 7 * 24 * time.Hour
+	req := request("l")
+	req.TTL, req.Hold = time.Hour, 2*time.Hour
+	g := granted(t, s, req)
+	if got := lives("l"); got > week+req.Hold || got < week+req.Hold-time.Minute {
+		t.Errorf("life of a held lease: got %v, want 7 days after its hold", got)
+	}
+	if err := s.Release(t.Context(), g, backends.End{Outcome: backends.OutcomeNotStarted}); err != nil {
+		t.Fatal(err)
+	}
+	if got := lives("l"); got > week || got < week-time.Minute {
+		t.Errorf("life of a free lease: got %v, want 7 days", got)
+	}
+	if _, err := s.Records().Put(t.Context(), "", "l", backends.Put{Key: "k"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	granted(t, s, request("l"))
+	if got := lives("l"); got >= 0 {
+		t.Errorf("life of a lease with a record: got %v, want no end", got)
+	}
+	for range 2 {
+		if err := s.Records().Delete(t.Context(), "", "l", "k"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := lives("l"); got < week-time.Minute {
+		t.Errorf("life after the record was deleted: got %v, want 7 days", got)
+	}
+	if keys := r.Do("DBSIZE"); keys != "1" {
+		t.Errorf("keys: got %s, want 1", keys)
+	}
+}
+
+// A server that has forgotten the scripts is told again.
+func TestAForgottenScriptIsSentAgain(t *testing.T) {
+	r := servers.StartRedis(t, servers.RedisOptions{})
+	p := proxy.New(t, r.Addr())
+	s := opened(t, "redis://"+p.Addr())
+	g := granted(t, s, request("l"))
+	for i, want := range []int{1, 1, 2, 1} { // its text, its hash, both, its hash
+		if i == 2 {
+			r.Do("SCRIPT", "FLUSH", "SYNC")
+		}
+		p.Trips()
+		if err := renew(t, s, g); err != nil {
+			t.Errorf("Renew %d: got %v, want the grant", i, err)
+		}
+		if got := p.Trips(); got != want {
+			t.Errorf("Renew %d: got %d round trips, want %d", i, got, want)
+		}
+	}
+	if got := r.Info("cmdstat_evalsha"); !strings.HasPrefix(got, "calls=3,") {
+		t.Errorf("calls by hash: got %q, want 3", got)
+	}
+}
+
+// What each mistake in a URL, and each state of a server, is called.
+func TestEachTroubleHasItsOwnWords(t *testing.T) {
+	const secret = "s3cr3t-pass"
+	plain := servers.StartRedis(t, servers.RedisOptions{})
+	closed := servers.StartRedis(t, servers.RedisOptions{User: "u", Password: secret, ACL: "~other:* -@all +hello +eval +time +hmget +exists"})
+	encrypted := servers.StartRedis(t, servers.RedisOptions{TLS: servers.MakeCertificates(t)})
+	replica := servers.StartRedis(t, servers.RedisOptions{Config: []string{fmt.Sprintf("replicaof 127.0.0.1 %d", plain.Port), "replica-serve-stale-data yes"}})
+	full := servers.StartRedis(t, servers.RedisOptions{Config: []string{"maxmemory-policy noeviction"}})
+	lonely := servers.StartRedis(t, servers.RedisOptions{Config: []string{"min-replicas-to-write 1"}})
+	down := servers.StartRedis(t, servers.RedisOptions{Config: []string{"cluster-enabled yes"}}) // no slot is served
+	shards := servers.StartCluster(t, servers.RedisOptions{})
+	watched := servers.StartRedis(t, servers.RedisOptions{})
+	free := servers.FreePort(t, 0)
+
+	held := granted(t, opened(t, "redis://"+full.Addr()), request("held"))
+	full.Do("CONFIG", "SET", "maxmemory", "1")
+
+	elsewhere := "a"
+	for shards.Owner(keyOf("", elsewhere)) == shards.Nodes[0] {
+		elsewhere += "a"
+	}
+	for name, c := range map[string]struct {
+		url        string
+		lease      string
+		kind       error // nil: a *ConfigError
+		text, hint string
+	}{
+		"port":          {url: fmt.Sprintf("redis://127.0.0.1:%d", free), kind: backends.ErrUnavailable, text: "connection refused"},
+		"host":          {url: "redis://host.invalid", kind: backends.ErrUnavailable, text: "host.invalid", hint: ""},
+		"no password":   {url: "redis://" + closed.Addr(), kind: backends.ErrDenied, text: "asks for a password", hint: "redis://USER:PASSWORD@host"},
+		"password":      {url: "redis://u:" + secret + "x@" + closed.Addr(), kind: backends.ErrDenied, text: "refused user or password"},
+		"user":          {url: "redis://v:" + secret + "@" + closed.Addr(), kind: backends.ErrDenied, text: "refused user or password"},
+		"rights":        {url: "redis://u:" + secret + "@" + closed.Addr(), kind: backends.ErrDenied, text: "NOPERM", hint: "ul:*"},
+		"database":      {url: "redis://" + plain.Addr() + "/99", text: "no such database", hint: "databases"},
+		"replica":       {url: "redis://" + replica.Addr(), kind: backends.ErrUnavailable, text: "is a replica", hint: "redis+sentinel"},
+		"memory":        {url: "redis://" + full.Addr(), kind: backends.ErrUnavailable, text: "OOM", hint: "maxmemory"},
+		"replicas":      {url: "redis://" + lonely.Addr(), kind: backends.ErrUnavailable, text: "NOREPLICAS"},
+		"acknowledged":  {url: "redis://" + plain.Addr() + "?replicas=2", kind: backends.ErrUnavailable, text: "1 of 2 replicas"},
+		"cluster down":  {url: "redis+cluster://" + down.Addr(), kind: backends.ErrUnavailable, text: "CLUSTERDOWN", hint: "CLUSTER INFO"},
+		"cluster":       {url: "redis://" + shards.Nodes[0].Addr(), lease: elsewhere, text: "belongs to a cluster", hint: "redis+cluster://"},
+		"no TLS":        {url: "rediss://" + plain.Addr(), kind: backends.ErrUnavailable, text: ""},
+		"TLS":           {url: "redis://" + encrypted.Addr(), kind: backends.ErrUnavailable, text: ""},
+		"authority":     {url: "rediss://" + encrypted.Addr(), kind: backends.ErrUnavailable, text: "authority", hint: "the parameter ca"},
+		"no sentinel":   {url: "redis+sentinel://" + watched.Addr() + "/x", kind: backends.ErrUnavailable, text: "SENTINEL"},
+		"dead sentinel": {url: fmt.Sprintf("redis+sentinel://127.0.0.1:%d/x", free), kind: backends.ErrUnavailable, text: "connection refused"},
+	} {
+		s := opened(t, c.url)
+		lease := c.lease
+		if lease == "" {
+			lease = "trouble"
+		}
+		_, err := acquire(t, s, request(lease))
+		var config *backends.ConfigError
+		switch {
+		case c.kind == nil && !errors.As(err, &config):
+			t.Errorf("%s: got %v, want a *ConfigError", name, err)
+		case c.kind != nil && !errors.Is(err, c.kind):
+			t.Errorf("%s: got %v, want %v", name, err, c.kind)
+		case !strings.Contains(strings.ToLower(err.Error()), strings.ToLower(c.text)) || !strings.Contains(backends.Hint(err), c.hint):
+			t.Errorf("%s: got %q with the hint %q, want %q and %q", name, err, backends.Hint(err), c.text, c.hint)
+		}
+		if shown := fmt.Sprint(err, backends.Hint(err), s.Address); strings.Contains(shown, secret) || c.kind != nil && !strings.Contains(err.Error(), s.Address) {
+			t.Errorf("%s: got %q, want the address %q and no secret", name, shown, s.Address)
+		}
+	}
+	// A replica must not even say busy.
+	granted(t, opened(t, "redis://"+plain.Addr()), request("busy"))
+	servers.Within(t, 10*time.Second, "the replica has it", func() error {
+		if replica.Do("EXISTS", keyOf("", "busy")) != "1" {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if _, err := acquire(t, opened(t, "redis://"+replica.Addr()), request("busy")); !errors.Is(err, backends.ErrUnavailable) {
+		t.Errorf("Acquire of a held lease on a replica: got %v, want unavailable", err)
+	}
+	// Out of memory, a lease that is held is kept and given back.
+	s := opened(t, "redis://"+full.Addr())
+	if err := renew(t, s, held); err != nil {
+		t.Errorf("Renew out of memory: got %v, want the grant", err)
+	}
+	if err := s.Release(t.Context(), held, backends.End{Outcome: "ok"}); err != nil {
+		t.Errorf("Release out of memory: got %v, want nil", err)
+	}
+}
+
+// An old server is played: HELLO is answered as Redis before 6.0 does it, with the arguments repeated, or with an old version.
+func TestAnOldServerIsRefused(t *testing.T) {
+	const secret = "s3cr3t-pass"
+	for name, c := range map[string]struct {
+		answer, text string
+	}{
+		"5.0": {"-ERR unknown command `HELLO`, with args beginning with: `2`, `auth`, `u`, `" + secret + "`, \r\n", "before 6.0"},
+		"6.0": {"*4\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$6\r\n6.0.20\r\n", "6.0.20"},
+	} {
+		l, err := net.Listen("tcp4", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() })
+		var asked atomic.Int32
+		go func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					defer conn.Close()
+					in := bufio.NewReader(conn)
+					for {
+						line, err := in.ReadString('\n')
+						if err != nil {
+							return
+						}
+						if strings.EqualFold(strings.TrimSpace(line), "hello") {
+							asked.Add(1)
+							_, _ = io.WriteString(conn, c.answer)
+						}
+					}
+				}()
+			}
+		}()
+		_, err = acquire(t, opened(t, "redis://u:"+secret+"@"+l.Addr().String()), request("l"))
+		if !errors.Is(err, backends.ErrBroken) || !strings.Contains(err.Error(), c.text) || !strings.Contains(err.Error(), "6.2 is needed") {
+			t.Errorf("%s: got %v, want broken with %q and what is needed", name, err, c.text)
+		}
+		if strings.Contains(fmt.Sprint(err, backends.Hint(err)), secret) {
+			t.Errorf("%s: the secret is shown: %v", name, err)
+		}
+		if asked.Load() != 1 {
+			t.Errorf("%s: asked %d times, want once", name, asked.Load())
+		}
+	}
+}

@@ -1,0 +1,21 @@
+-- ARGV: name, handle, slot, term (both empty: whatever carries the handle), ticket, outcome, code, milliseconds, then records
+writable()
+load()
+local abandon = ARGV[4] == ''
+local s = carrying(ARGV[2])
+local waited = leave(ARGV[5])
+if not s or not abandon and (int(s.i) ~= ARGV[3] or int(s.t) ~= ARGV[4] or not held(s)) then
+	if waited then
+		put('q', queue)
+		commit()
+	end
+	return {'ok'}
+end
+local conflict = write_records(9)
+if conflict then return {'conflict', conflict} end
+finish(s, {o = ARGV[6], c = tonumber(ARGV[7]), m = tonumber(ARGV[8])})
+if abandon or ARGV[6] == 'not-started' then s.k = 0 end
+if left(s) == 0 then wake(s.i) end
+save(s)
+commit()
+return {'ok'}
