@@ -180,8 +180,11 @@ func (p *program) appliedWords(d runner.Done) string {
 func (p *program) dueWords(d runner.Done) string {
 	now := p.wall()
 	return fmt.Sprintf("not due: %s last ran at %s (%s ago), and may run again at %s (in %s)", quoteLease(p.s.namespace, p.lease),
-		clock(now.Add(-d.Ago), now), runner.Short(d.Ago.Truncate(time.Second)), clock(now.Add(d.Left), now), left(d.Left))
+		clock(now.Add(-d.Ago), now), runner.Short(d.Ago.Truncate(time.Second)), clock(wholeSecond(now.Add(d.Left)), now), left(d.Left))
 }
+
+// wholeSecond rounds up: nobody should come back too early for it.
+func wholeSecond(t time.Time) time.Time { return t.Add(time.Second - 1).Truncate(time.Second) }
 
 // done is the success that made a run needless.
 type done struct {

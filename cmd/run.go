@@ -40,15 +40,19 @@ func (p *program) runCommand() *cobra.Command {
 
 // words takes the command line apart. Dash is how many words stand before "--", or negative where there is none.
 func (p *program) words(args []string, dash int, form string) (command []string, err error) {
+	what := "the name of the lease"
+	if form == gateForm {
+		what = "the ID"
+	}
 	switch {
 	case dash < 0 && len(args) == 0:
-		return nil, usagef(form, "the name of the lease and the command are missing")
+		return nil, usagef(form, "%s and the command are missing", what)
 	case dash < 0:
-		return nil, usagef(form, "-- is missing between the name of the lease and the command")
+		return nil, usagef(form, "-- is missing between %s and the command", what)
 	case dash == 0:
-		return nil, usagef(form, "the name of the lease is missing before --")
+		return nil, usagef(form, "%s is missing before --", what)
 	case dash > 1:
-		return nil, usagef(form, "%q stands between the name of the lease %q and --", args[1], args[0])
+		return nil, usagef(form, "%q stands between %s %q and --", args[1], what, args[0])
 	case len(args) == 1:
 		return nil, usagef(form, "the command is missing after --")
 	case args[1] == "":
