@@ -1055,6 +1055,9 @@ func TestConfigSaysWhereEachSettingCameFrom(t *testing.T) {
 	if !strings.HasPrefix(out, "# "+w.systemFile+": read\n") {
 		t.Errorf("got %q first, want the file that was read", out[:60])
 	}
+	if _, out, _ := w.do("config", "--applied-if", "psql postgres://u:hunter2@h/db -c 'select 1'"); strings.Contains(out, "hunter2") || !strings.Contains(out, "u:xxxxx@h/db") {
+		t.Errorf("got\n%s want the check without its password", out)
+	}
 	code, out, _ = w.do("config", "--json")
 	if code != 0 || !strings.Contains(out, `"lease": null`) || !strings.Contains(out, `"source": "environment"`) || strings.Contains(out, "hunter2") {
 		t.Errorf("got %d and %s, want JSON without a section and without a secret", code, out)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"regexp"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -13,6 +14,9 @@ import (
 
 	"github.com/underlease/underlease/backends"
 )
+
+// passwords are those of URLs in a command. What else in it is secret nobody can tell.
+var passwords = regexp.MustCompile(`(://[^\s/@:]*:)[^\s/@]+@`)
 
 // configVersion changes when a reader of config --json has to.
 const configVersion = 1
@@ -86,8 +90,11 @@ func (p *program) showConfig(asJSON bool) error {
 	p.flags.VisitAll(func(f *pflag.Flag) {
 		from := w.origins[f.Name]
 		s := configSetting{Name: f.Name, Value: f.Value.String(), Source: from.Source}
-		if f.Name == "backend" {
+		switch f.Name {
+		case "backend":
 			s.Value = mask(s.Value)
+		case "applied-if":
+			s.Value = passwords.ReplaceAllString(s.Value, "${1}"+masked+"@")
 		}
 		switch from.Source {
 		case sourceFlag:

@@ -178,13 +178,21 @@ func (p *program) appliedWords(d runner.Done) string {
 }
 
 func (p *program) dueWords(d runner.Done) string {
-	now := p.wall()
+	at, next := p.times(d)
+	next = next.Add(time.Second - 1).Truncate(time.Second) // up: nobody should come back too early for it
 	return fmt.Sprintf("not due: %s last ran at %s (%s ago), and may run again at %s (in %s)", quoteLease(p.s.namespace, p.lease),
-		clock(now.Add(-d.Ago), now), runner.Short(d.Ago.Truncate(time.Second)), clock(wholeSecond(now.Add(d.Left)), now), left(d.Left))
+		clock(at, p.wall()), runner.Short(d.Ago.Truncate(time.Second)), clock(next, p.wall()), left(d.Left))
 }
 
-// wholeSecond rounds up: nobody should come back too early for it.
-func wholeSecond(t time.Time) time.Time { return t.Add(time.Second - 1).Truncate(time.Second) }
+// times returns when a success began and when the command may run again. Those of a slot are of the store's clock, as the slot is; else
+// they are of this host's, for only the durations are known.
+func (p *program) times(d runner.Done) (at, next time.Time) {
+	now := p.wall()
+	if !d.Next.IsZero() {
+		return d.At, d.Next
+	}
+	return now.Add(-d.Ago), now.Add(d.Left)
+}
 
 // done is the success that made a run needless.
 type done struct {
@@ -192,9 +200,9 @@ type done struct {
 	Term   *backends.Term `json:"term"`
 	RunID  *string        `json:"run_id"`
 	By     *string        `json:"by"`      // who set the marker by hand
-	At     *time.Time     `json:"at"`      // when that run began, by this host's clock
+	At     *time.Time     `json:"at"`      // when that run began; by the store's clock with a slot, else by this host's
 	RanMs  *int64         `json:"ran_ms"`  // how long it ran
-	NextAt *time.Time     `json:"next_at"` // when the command may run again, by this host's clock; null: never
+	NextAt *time.Time     `json:"next_at"` // when the command may run again, by the same clock; null: never
 }
 
 func (p *program) doneOf(d *runner.Done) *done {
@@ -202,6 +210,7 @@ func (p *program) doneOf(d *runner.Done) *done {
 		return nil
 	}
 	out := &done{}
+	at, next := p.times(*d)
 	if d.Term != 0 {
 		out.Holder, out.Term, out.RunID, out.RanMs = &d.Holder, &d.Term, &d.RunID, new(d.Took.Milliseconds())
 	}
@@ -209,10 +218,10 @@ func (p *program) doneOf(d *runner.Done) *done {
 		out.By = &d.By
 	}
 	if d.Term != 0 || d.By != "" {
-		out.At = new(p.wall().Add(-d.Ago).UTC().Truncate(time.Millisecond))
+		out.At = new(at.UTC().Truncate(time.Millisecond))
 	}
 	if d.Left != runner.Forever {
-		out.NextAt = new(p.wall().Add(d.Left).UTC().Truncate(time.Millisecond))
+		out.NextAt = new(next.UTC().Truncate(time.Millisecond))
 	}
 	return out
 }

@@ -118,6 +118,23 @@ func TestTheResultOfAGateIsALineACodeAndAReport(t *testing.T) {
 	}
 }
 
+// A slot is told in the store's time, whatever the host's clock says, and in the host's zone.
+func TestASlotIsToldByTheStoresClock(t *testing.T) {
+	w := newWorld(t)
+	w.wall = func() time.Time { return time.Date(2026, 11, 30, 12, 0, 0, 0, time.FixedZone("", 3600)) } // 11:00 UTC, and an hour behind
+	w.result = runner.Result{
+		Outcome: runner.OutcomeNotDue, ExitCode: 75,
+		Done: &runner.Done{
+			Ran: runner.Ran{Term: 7, At: time.Date(2026, 11, 30, 11, 30, 2, 0, time.UTC)}, Ago: 30 * time.Minute,
+			Left: 30*time.Minute - 2*time.Second, Next: time.Date(2026, 11, 30, 13, 0, 0, 0, time.UTC),
+		},
+	}
+	const want = `underlease: not due: "n" last ran at 12:30:02 (30m ago), and may run again at 14:00:00 (in 29m58s)` + "\n"
+	if code, _, errs := w.do("run", "--once-per=1h", "n", "--", "true"); code != 75 || errs != want {
+		t.Errorf("got %d and %q, want 75 and %q", code, errs, want)
+	}
+}
+
 // The store says how long ago it was and how long it is to wait: a host whose clock or zone is another one says so in its own time.
 func TestNotDueIsSaidInTheTimeOfTheHost(t *testing.T) {
 	for zone, want := range map[*time.Location]string{
@@ -131,7 +148,7 @@ func TestNotDueIsSaidInTheTimeOfTheHost(t *testing.T) {
 			Outcome: runner.OutcomeNotDue, ExitCode: 75,
 			Done: &runner.Done{Ran: runner.Ran{Term: 7}, Ago: 12*time.Minute + time.Second, Left: 48*time.Minute - time.Millisecond},
 		}
-		if code, _, errs := w.do("run", "--once-per=1h", "n", "--", "true"); code != 75 || errs != "underlease: "+want+"\n" {
+		if code, _, errs := w.do("run", "--min-interval=1h", "n", "--", "true"); code != 75 || errs != "underlease: "+want+"\n" {
 			t.Errorf("got %d and %q, want 75 and %q", code, errs, want)
 		}
 		if code, _, errs := w.do("run", "-q", "--busy-exit=0", "--once-per=1h", "n", "--", "true"); code != 0 || errs != "" {

@@ -30,6 +30,7 @@ type Done struct {
 	By   string        // who set the marker by hand; empty with Ran's zero value too where a check of the user has said so
 	Ago  time.Duration // since it began, by the store's clock
 	Left time.Duration // until it may run again; [Forever] for what is applied
+	Next time.Time     // the end of its slot, by the store's clock; zero where it is not a slot that counts
 }
 
 // CheckError says that the check of --applied-if gave no answer: it is neither known that its condition holds, nor that it does not.
@@ -110,9 +111,9 @@ func (o Once) due(runs []Ran, age time.Duration, now time.Time, s Spec) *Done {
 		if one.At.IsZero() || !slotOf(one.At, o.Per).Equal(slotOf(now, o.Per)) {
 			continue
 		}
-		left := slotOf(now, o.Per).Add(o.Per).Sub(now)
-		if done == nil || left > done.Left {
-			done = &Done{Ran: one, Ago: max(0, now.Sub(one.At)), Left: left}
+		next := slotOf(now, o.Per).Add(o.Per)
+		if left := next.Sub(now); done == nil || left > done.Left {
+			done = &Done{Ran: one, Ago: max(0, now.Sub(one.At)), Left: left, Next: next}
 		}
 	}
 	return done
