@@ -384,7 +384,8 @@ func TestTheRecordOfASuccess(t *testing.T) {
 // While the record cannot be written nobody else gets the lease, for a ttl and no longer.
 func TestTheLeaseIsKeptWhileTheRecordIsRetried(t *testing.T) {
 	assemble(t, func(f *fleet) {
-		a := f.gate("a", "fault=put:1-20:unavailable")
+		trace := filepath.Join(t.TempDir(), "trace")
+		a := f.gate("a", "fault=put:1-20:unavailable&trace="+trace)
 		a.job.lasts = 50 * time.Second // of the ttl of a minute
 		done := make(chan Result, 1)
 		go func() { done <- a.run() }()
@@ -393,6 +394,10 @@ func TestTheLeaseIsKeptWhileTheRecordIsRetried(t *testing.T) {
 		want(t, b.run(), OutcomeSkipped, ExitBusy)
 		want(t, <-done, OutcomeMigrated, 0)
 		f.wantRuns(1)
+		data, err := os.ReadFile(trace)
+		if _, after, ok := strings.Cut(string(data), "put 1 "); err != nil || !ok || strings.Count(after, "renew") < 4 {
+			t.Errorf("got %v and the calls\n%s want two renewals after the first attempt to record", err, data)
+		}
 	})
 }
 
@@ -556,6 +561,9 @@ func TestTheCheckOfAGate(t *testing.T) {
 			want(t, f.gate("b", "").run(), OutcomeSkipped, ExitBusy)
 			want(t, <-done, OutcomeMigrated, 0)
 			f.wantRuns(1)
+			if calls != 2 {
+				t.Errorf("the check was asked %d times, want twice: the command was to start under the grant that was kept", calls)
+			}
 		})
 	})
 	t.Run("the lease is lost meanwhile", func(t *testing.T) {

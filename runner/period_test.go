@@ -230,8 +230,8 @@ func TestTheSlotBeforeIsRemembered(t *testing.T) {
 			t.Errorf("at %s, after the clock was set: got %+v, want done %t", now, got, done)
 		}
 	}
-	if got := decodeTwice(t, append(runs, Ran{Term: 3})); len(got) != successesKept {
-		t.Errorf("%d runs are kept, want %d", len(got), successesKept)
+	if got := decodeTwice(t, append(runs, Ran{Term: 3})); len(got) != 2 || got[0].Term != 2 || got[1].Term != 1 {
+		t.Errorf("got %+v, want the two newest", got)
 	}
 }
 
