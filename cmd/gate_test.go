@@ -67,10 +67,7 @@ func TestTheResultOfAGateIsALineACodeAndAReport(t *testing.T) {
 		errs   string
 		report string
 	}{
-		{
-			nil, runner.Result{Outcome: runner.OutcomeMigrated, Started: true, Reason: `migrated: "n" in 3s`},
-			0, `migrated: "n" in 3s`, `"outcome":"migrated"`,
-		},
+		{nil, runner.Result{Outcome: runner.OutcomeMigrated, Started: true, Reason: `migrated: "n" in 3s`}, 0, `migrated: "n" in 3s`, `"outcome":"migrated"`},
 		{[]string{"-q"}, runner.Result{Outcome: runner.OutcomeMigrated, Started: true, Reason: "x"}, 0, "", `"outcome":"migrated"`},
 		{
 			nil, runner.Result{Outcome: runner.OutcomeApplied, Done: &runner.Done{Ran: ran, Ago: 2 * time.Hour, Left: runner.Forever}},

@@ -170,11 +170,11 @@ func TestAMigrationThatWasKilledIsRunAgain(t *testing.T) {
 					t.Fatal(err)
 				}
 				killed := time.Now()
-				exit, outcome := first.end()
+				exit, _ := first.end()
 				if want := map[string]int{"wrapper": 128 + 9, "guardian": 74}[victim]; exit != want {
 					t.Errorf("the one that was killed ended with %d, want %d", exit, want)
 				}
-				if exit, outcome = second.end(); exit != 0 || outcome != "migrated" {
+				if exit, outcome := second.end(); exit != 0 || outcome != "migrated" {
 					t.Errorf("the next one ended with %d and %q: %q, want that it migrates", exit, outcome, second.errs.String())
 				}
 				if took := time.Since(killed); took > 10*time.Second {

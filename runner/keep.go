@@ -454,9 +454,8 @@ func plural(n int, one, many string) string {
 func (k *keeper) end(ctx context.Context, release bool, gone signals.Instant) Result {
 	res := k.verdict()
 	res.Ran = time.Duration(gone - k.started)
-	validUntil := k.machine.ValidUntil()
 	if k.leased && release {
-		validUntil = k.record(ctx, &res)
+		validUntil := k.record(ctx, &res)
 		end := backends.End{Outcome: string(res.Outcome), ExitCode: res.ExitCode, Took: res.Ran}
 		res.Released = k.release(context.WithoutCancel(ctx), k.grant, end, validUntil)
 	}

@@ -311,7 +311,7 @@ func (r *run) renewing(ctx context.Context, got held, f func(context.Context) er
 		})
 		switch {
 		case err == nil:
-			got.Grant.TTL, got.Grant.Ask, got.sent = g.TTL, g.Ask, sent
+			got.TTL, got.Ask, got.sent = g.TTL, g.Ask, sent
 		case errors.Is(err, backends.ErrLost):
 			cancel()
 			return take(<-answers, err)

@@ -215,6 +215,19 @@ func TestTheLastMomentsOfASlot(t *testing.T) {
 	}
 }
 
+// Before the lease is asked for, the clock of the store is only estimated: what may be in the next slot already is left to the look inside.
+func TestAnEstimateOfTheClockLosesNoSlot(t *testing.T) {
+	runs := []Ran{{Term: 1, At: time.Date(2026, 11, 30, 10, 0, 0, 0, time.UTC), Until: 50 * time.Minute}}
+	s := Spec{TTL: time.Minute, RenewEvery: 9 * time.Second, ClockDrift: 0.01} // half a minute of 50, and a call of 3s
+	for age, done := range map[time.Duration]bool{
+		0: true, 9 * time.Minute: true, 9*time.Minute + 26*time.Second: true, 9*time.Minute + 28*time.Second: false, 10 * time.Minute: false, time.Hour: false,
+	} {
+		if got := (Once{Per: time.Hour}).due(runs, age, time.Time{}, s); (got != nil) != done {
+			t.Errorf("%v after a run of 50m that began with its slot: got %+v, want done %t", age, got, done)
+		}
+	}
+}
+
 func TestTheSlotBeforeIsRemembered(t *testing.T) {
 	at := func(s string) time.Time {
 		v, err := time.Parse(time.RFC3339, s)
