@@ -77,10 +77,15 @@ func (p *program) markerCommand() *cobra.Command {
 	asJSON, reason := false, ""
 	add := func(name, short string, one, change bool, do func(context.Context, runner.Markers) error) {
 		sub := &cobra.Command{
-			Use:               name,
-			Short:             short,
-			Args:              cobra.ArbitraryArgs,
-			ValidArgsFunction: cobra.NoFileCompletions,
+			Use:   name,
+			Short: short,
+			Args:  cobra.ArbitraryArgs,
+			ValidArgsFunction: func(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+				if !one || len(args) > 0 {
+					return nil, cobra.ShellCompDirectiveNoFileComp
+				}
+				return p.leaseNames(word), cobra.ShellCompDirectiveNoFileComp
+			},
 			RunE: func(_ *cobra.Command, args []string) error {
 				if err := p.markerWords(name, args, one); err != nil {
 					return err

@@ -16,12 +16,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/underlease/underlease/backends/backendtest/servers"
 	"github.com/underlease/underlease/proof/stamps"
 )
 
 // onceStores are the stores on which it is proved that something runs once, by the URL of an empty one.
 var onceStores = map[string]func(t *testing.T) string{
 	"file": store,
+	"redis": func(t *testing.T) string {
+		return "redis://" + servers.StartRedis(t, servers.RedisOptions{}).Addr()
+	},
 }
 
 func onEveryStore(t *testing.T, f func(t *testing.T, url string)) {
