@@ -15,9 +15,6 @@ import (
 	"github.com/underlease/underlease/backends"
 )
 
-// passwords are those of URLs in a command. What else in it is secret nobody can tell.
-var passwords = regexp.MustCompile(`(://[^\s/@:]*:)[^\s/@]+@`)
-
 // configVersion changes when a reader of config --json has to.
 const configVersion = 1
 
@@ -94,7 +91,8 @@ func (p *program) showConfig(asJSON bool) error {
 		case "backend":
 			s.Value = mask(s.Value)
 		case "applied-if":
-			s.Value = passwords.ReplaceAllString(s.Value, "${1}"+masked+"@")
+			// The passwords of URLs in it. What else in a command is secret nobody can tell.
+			s.Value = regexp.MustCompile(`(://[^\s/@:]*:)[^\s/@]+@`).ReplaceAllString(s.Value, "${1}"+masked+"@")
 		}
 		switch from.Source {
 		case sourceFlag:

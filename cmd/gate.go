@@ -35,7 +35,7 @@ func (p *program) gateCommand() *cobra.Command {
 		Use:               "gate [flags] ID -- COMMAND [ARG...]",
 		Short:             "Run a command once for all",
 		Args:              cobra.ArbitraryArgs,
-		ValidArgsFunction: cobra.NoFileCompletions,
+		ValidArgsFunction: p.completeRun,
 		RunE: func(c *cobra.Command, args []string) error {
 			command, err := p.words(args, c.ArgsLenAtDash(), gateForm)
 			if err != nil {

@@ -267,6 +267,35 @@ func TestWithoutAHoldASecondHostRunsItAgain(t *testing.T) {
 	})
 }
 
+// Hosts that are an hour before and an hour behind their store: the slot is that of the store, so that they neither lose nor double one.
+func TestTheSlotIsThatOfTheStoresClock(t *testing.T) { // C63
+	for _, ahead := range []time.Duration{time.Hour, -time.Hour} {
+		t.Run(ahead.String(), func(t *testing.T) {
+			t.Parallel()
+			r := servers.StartRedis(t, servers.RedisOptions{Clock: true})
+			r.SetClock(ahead)
+			url, path := "redis://"+r.Addr(), filepath.Join(t.TempDir(), "id")
+			slot := func() string { return "tick/" + time.Now().Add(ahead).UTC().Truncate(time.Hour).Format(time.RFC3339) }
+			before := slot()
+			exit, _ := launch(t, url, 0, "run", "--once-per", "1h", "tick", "--", "sh", "-c", `printf %s "$UNDERLEASE_RUN_ID" > "$0"`, path).end()
+			id, err := os.ReadFile(path)
+			if got := string(id); exit != 0 || err != nil || got != before && got != slot() {
+				t.Fatalf("got %d, %v and the run id %q, want %q", exit, err, got, before)
+			}
+			if before != slot() {
+				t.Skip("the hour has ended in the midst of it")
+			}
+			if exit, outcome := launch(t, url, 1, "run", "--once-per", "1h", "tick", "--", "true").end(); exit != 75 || outcome != "not-due" {
+				t.Errorf("got %d and %q from a second host, want 75 and not-due", exit, outcome)
+			}
+			r.SetClock(ahead + time.Hour)
+			if exit, _ := launch(t, url, 2, "run", "--once-per", "1h", "tick", "--", "true").end(); exit != 0 {
+				t.Errorf("got %d in the store's next hour, want 0", exit)
+			}
+		})
+	}
+}
+
 // An idempotency key is the same for all runs of a slot, whoever makes them and wherever they are.
 func TestTheRunIDOfASlotIsItsBeginInUTC(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, url string) {
