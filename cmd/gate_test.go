@@ -70,31 +70,37 @@ func TestTheResultOfAGateIsALineACodeAndAReport(t *testing.T) {
 		{nil, runner.Result{Outcome: runner.OutcomeMigrated, Started: true, Reason: `migrated: "n" in 3s`}, 0, `migrated: "n" in 3s`, `"outcome":"migrated"`},
 		{[]string{"-q"}, runner.Result{Outcome: runner.OutcomeMigrated, Started: true, Reason: "x"}, 0, "", `"outcome":"migrated"`},
 		{
-			nil, runner.Result{Outcome: runner.OutcomeApplied, Done: &runner.Done{Ran: ran, Ago: 2 * time.Hour, Left: runner.Forever}},
+			nil,
+			runner.Result{Outcome: runner.OutcomeApplied, Done: &runner.Done{Ran: ran, Ago: 2 * time.Hour, Left: runner.Forever}},
 			0, `already applied: "n" by db1 (pid 4711) at 10:00:00`,
 			`"done":{"holder":"db1/4711/00c0ffee","term":7,"run_id":"n/7","by":null,"at":"2026-11-30T10:00:00Z","ran_ms":3000,"next_at":null}`,
 		},
 		{
-			nil, runner.Result{Outcome: runner.OutcomeApplied, Done: &runner.Done{By: "root@db1", Ago: 48 * time.Hour, Left: runner.Forever}},
+			nil,
+			runner.Result{Outcome: runner.OutcomeApplied, Done: &runner.Done{By: "root@db1", Ago: 48 * time.Hour, Left: runner.Forever}},
 			0, `already applied: the marker of "n" was set by root@db1 at 2026-11-28 12:00:00`,
 			`"done":{"holder":null,"term":null,"run_id":null,"by":"root@db1","at":"2026-11-28T12:00:00Z","ran_ms":null,"next_at":null}`,
 		},
 		{
-			[]string{"--applied-if=true"}, runner.Result{Outcome: runner.OutcomeApplied, Done: &runner.Done{Left: runner.Forever}},
+			[]string{"--applied-if=true"},
+			runner.Result{Outcome: runner.OutcomeApplied, Done: &runner.Done{Left: runner.Forever}},
 			0, `already applied: "n", by the check of --applied-if`, `"at":null`,
 		},
 		{[]string{"-q"}, runner.Result{Outcome: runner.OutcomeApplied, Done: &runner.Done{}}, 0, "", `"outcome":"already-applied"`},
 		{
-			nil, runner.Result{Outcome: runner.OutcomeSkipped, ExitCode: 75, Busy: held},
+			nil,
+			runner.Result{Outcome: runner.OutcomeSkipped, ExitCode: 75, Busy: held},
 			75, `skipped: "n" is held by db1 (pid 4711) since 03:00:02, 41s left`, `"outcome":"skipped"`,
 		},
 		{[]string{"-q", "--busy-exit=3"}, runner.Result{Outcome: runner.OutcomeSkipped, ExitCode: 75, Busy: held}, 3, "", `"exit_code":3`},
 		{
-			[]string{"-q"}, runner.Result{Outcome: runner.OutcomeFailed, Started: true, ExitCode: 3, Reason: `failed: "n" is not applied: the command exited with 3`},
+			[]string{"-q"},
+			runner.Result{Outcome: runner.OutcomeFailed, Started: true, ExitCode: 3, Reason: `failed: "n" is not applied: the command exited with 3`},
 			3, `failed: "n" is not applied: the command exited with 3`, `"outcome":"failed"`,
 		},
 		{
-			[]string{"-q"}, runner.Result{Outcome: runner.OutcomeUnrecorded, Started: true, ExitCode: 74, Reason: "done, but not recorded: gone"},
+			[]string{"-q"},
+			runner.Result{Outcome: runner.OutcomeUnrecorded, Started: true, ExitCode: 74, Reason: "done, but not recorded: gone"},
 			74, "done, but not recorded: gone", `"outcome":"done-unrecorded"`,
 		},
 	} {

@@ -306,8 +306,9 @@ func (r *run) renewing(ctx context.Context, got held, f func(context.Context) er
 		case <-tick.C:
 		}
 		sent := r.Now()
+		standing := got.Grant // a call that is left behind goes on reading it
 		g, err := call(ctx, r.store.Address, r.spec.CallLimit(), func(ctx context.Context) (backends.Grant, error) {
-			return r.store.Renew(ctx, got.Grant)
+			return r.store.Renew(ctx, standing)
 		})
 		switch {
 		case err == nil:
@@ -450,17 +451,18 @@ func (w *recorder) try(ctx context.Context) error {
 // write puts the record while the grant is in force. Its context is not the one that a signal ends: an attempt is cheap, and the last one
 // may be the one that is needed.
 func (w *recorder) write(ctx context.Context) error {
-	g := w.grant
+	g, put := w.grant, w.put // a call that is left behind goes on reading them
 	_, err := call(context.WithoutCancel(ctx), w.store.Address, w.spec.CallLimit(), func(ctx context.Context) (int64, error) {
-		return w.store.Records().Put(ctx, g.Namespace, g.Lease, w.put, &g)
+		return w.store.Records().Put(ctx, g.Namespace, g.Lease, put, &g)
 	})
 	return err
 }
 
 // settle looks at what is there instead of the record that was expected, because of cause.
 func (w *recorder) settle(ctx context.Context, cause error) error {
+	g, key := w.grant, w.put.Key
 	found, err := call(context.WithoutCancel(ctx), w.store.Address, w.spec.CallLimit(), func(ctx context.Context) (backends.Record, error) {
-		return w.store.Records().Get(ctx, w.grant.Namespace, w.grant.Lease, w.put.Key)
+		return w.store.Records().Get(ctx, g.Namespace, g.Lease, key)
 	})
 	switch {
 	case errors.Is(err, backends.ErrNoRecord):
@@ -498,7 +500,8 @@ func (w *recorder) renew(ctx context.Context) {
 		return
 	}
 	w.renewed = sent
-	g, err := call(ctx, w.store.Address, w.spec.CallLimit(), func(ctx context.Context) (backends.Grant, error) { return w.store.Renew(ctx, w.grant) })
+	held := w.grant
+	g, err := call(ctx, w.store.Address, w.spec.CallLimit(), func(ctx context.Context) (backends.Grant, error) { return w.store.Renew(ctx, held) })
 	switch c := w.spec.tenure(); {
 	case err == nil && w.Now() < w.validUntil:
 		w.validUntil = max(w.validUntil, sent+signals.Instant(c.Validity(g.TTL)))
