@@ -88,7 +88,8 @@ type program struct {
 	// Of run and config.
 	s     settings
 	flags *pflag.FlagSet
-	lease string
+	lease string // or the ID of a gate
+	gate  bool
 
 	// Of run.
 	guardian chan launched  // launched early and not yet taken
@@ -161,7 +162,7 @@ func execute(d deps) (code int) {
 	if !errors.As(err, &f) {
 		f = &failure{runner.ExitUsage, runner.OutcomeInvalid, err.Error(), ""}
 	}
-	if cmd.Name() == "run" {
+	if cmd.Name() == "run" || cmd.Name() == "gate" {
 		return p.refuse(f)
 	}
 	p.voice.say(f.text, f.hint)
@@ -340,7 +341,7 @@ func (p *program) root() *cobra.Command {
 	root.AddCommand(p.runCommand(), p.checkCommand(), p.configCommand(), p.versionCommand(), p.completionCommand())
 	root.SetHelpCommand(p.helpCommand(root))
 	if len(p.args) == 0 || p.args[0] != "run" { // which need not wait for the flags of commands that it is not
-		root.AddCommand(p.listCommand(), p.statusCommand())
+		root.AddCommand(p.gateCommand(), p.markerCommand(), p.listCommand(), p.statusCommand())
 	}
 	return root
 }
@@ -439,8 +440,8 @@ func (p *program) completionCommand() *cobra.Command {
 // flagError says what is wrong with a flag in the words of its parser.
 func (p *program) flagError(c *cobra.Command, err error) error {
 	hint := ""
-	if c.Name() == "run" && !slices.Contains(p.args, "--") {
-		hint = runForm
+	if form := formOf(c.Name()); form != "" && !slices.Contains(p.args, "--") {
+		hint = form
 	}
 	var (
 		unknown *pflag.NotExistError

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -215,6 +216,13 @@ var refusals = []struct{ flag, value, words string }{
 	{"quiet", "maybe", `"maybe" is neither true nor false`},
 	{"if-unavailable", "wait", `"wait" is none of fail, skip and run`},
 	{"min-hold", "1x", `"1x" is not a duration: give a number with a unit, such as 90s or 1h30m`},
+	{"min-interval", "1d", `"1d" is not a duration: give a number with a unit, such as 90s or 1h30m`},
+	{"once-per", "7h", `"7h" does not divide a day: give a length that divides a day, such as 1h or 1d`},
+	{"once-per", "48h", `"48h" does not divide a day: give a length that divides a day, such as 1h or 1d`},
+	{"once-per", "1ms", `"1ms" is too short: give at least 1s`},
+	{"once-per", "7d", `"7d" is not a duration: give a number with a unit, such as 90s or 1h30m, or 1d`},
+	{"applied-if", "", "it is empty: give a command for sh -c, or leave it out"},
+	{"check-timeout", "0", `"0" is too short: give at least 1ms`},
 	{"max-run", "forever", `"forever" is not a duration: give a number with a unit, such as 90s or 1h30m`},
 	{"drain", "none", `"none" is not a duration: give a number with a unit, such as 90s or 1h30m, or forever`},
 	{"grace", "-1ns", `"-1ns" is negative: give at least 0s, or auto`},
@@ -253,7 +261,7 @@ func TestABadValueIsRefusedInTheSameWordsWhereverItCameFrom(t *testing.T) {
 		for _, source := range []string{sourceFlag, sourceEnvironment, sourceFile, sourceSection} {
 			t.Run(fmt.Sprintf("%s=%q from %s", r.flag, r.value, source), func(t *testing.T) {
 				w := newWorld(t)
-				args, want, wantCode := []string{"run"}, "", runner.ExitSettings
+				args, want, wantCode := []string{commandOf(r.flag)}, "", runner.ExitSettings
 				switch source {
 				case sourceFlag:
 					args, want, wantCode = append(args, "--"+r.flag+"="+r.value), "--"+r.flag, runner.ExitUsage
@@ -283,6 +291,14 @@ func TestABadValueIsRefusedInTheSameWordsWhereverItCameFrom(t *testing.T) {
 	})
 }
 
+// commandOf returns the command that has a flag.
+func commandOf(flag string) string {
+	if slices.Contains(gateFlags, flag) {
+		return "gate"
+	}
+	return "run"
+}
+
 // acceptances are values that every source takes, and what becomes of them.
 var acceptances = []struct {
 	flag, value string
@@ -299,6 +315,10 @@ var acceptances = []struct {
 	{"on-busy", "wait", runner.Forever, func(w *world) any { return w.spec().Wait }},
 	{"if-unavailable", "run", runner.UnavailableRun, func(w *world) any { return w.spec().IfUnavailable }},
 	{"min-hold", "30s", 30 * time.Second, func(w *world) any { return w.spec().MinHold }},
+	{"min-interval", "20h", 20 * time.Hour, func(w *world) any { return w.spec().Once.Interval }},
+	{"once-per", "1d", 24 * time.Hour, func(w *world) any { return w.spec().Once.Per }},
+	{"once-per", "15m", 15 * time.Minute, func(w *world) any { return w.spec().Once.Per }},
+	{"once-per", "0", time.Duration(0), func(w *world) any { return w.spec().Once.Per }},
 	{"max-run", "1s", time.Second, func(w *world) any { return w.spec().MaxRun }},
 	{"drain", "0", time.Duration(0), func(w *world) any { return w.spec().Drain }},
 	{"drain", "forever", runner.Forever, func(w *world) any { return w.spec().Drain }},
@@ -431,6 +451,23 @@ func TestAWrongCommandLineIsRefusedWithTheRightForm(t *testing.T) {
 		{[]string{"completion", "powershell"}, `there is no completion for "powershell"`, "write it as: underlease completion bash, zsh or fish"},
 		{[]string{"completion", "zhs"}, `there is no completion for "zhs"`, "did you mean underlease completion zsh"},
 		{[]string{"completion", "bash", "x"}, `"x" stands after the name of the shell`, "write it as: underlease completion bash, zsh or fish"},
+		{[]string{"gate"}, "the ID and the command are missing", gateForm},
+		{[]string{"gate", "id", "migrate.sh"}, "-- is missing between the ID and the command", gateForm},
+		{[]string{"gate", "id", "tar", "-czf", "x"}, "unknown flag -c", gateForm},
+		{[]string{"gate", "a,b", "--", "true"}, `the name "a,b" has a comma, which separates the terms of several leases`, ""},
+		{[]string{"gate", "--slots=2", "id", "--", "true"}, "unknown flag --slots", ""},
+		{[]string{"gate", "--once-per=1h", "id", "--", "true"}, "unknown flag --once-per", ""},
+		{[]string{"run", "--applied-if=true", "n", "--", "true"}, "unknown flag --applied-if", ""},
+		{[]string{"marker"}, "the word after marker is missing", markerForm},
+		{[]string{"marker", "shw", "x"}, `marker knows no "shw"`, "did you mean underlease marker show"},
+		{[]string{"marker", "nothing"}, `marker knows no "nothing"`, markerForm},
+		{[]string{"marker", "list", "x"}, `"x" stands after marker list`, "write it as: underlease marker list"},
+		{[]string{"marker", "show"}, "the ID is missing", "write it as: underlease marker show ID"},
+		{[]string{"marker", "set", "a", "b"}, `"b" stands after the ID "a"`, "write it as: underlease marker set ID"},
+		{[]string{"marker", "clear", ".."}, `the name ".." is not allowed: choose another`, ""},
+		{[]string{"marker", "show", "--reason=x", "a"}, "unknown flag --reason", "did you mean --json"},
+		{[]string{"marker", "set", "--reason=a\nb", "a"}, `--reason: "a\nb" has control characters or is not UTF-8: give a text for people`, ""},
+		{[]string{"marker", "set", "--ttl=1m", "a"}, "unknown flag --ttl", ""},
 		{[]string{"help", "rnu"}, `unknown command "rnu"`, "did you mean underlease run"},
 		{[]string{"help", "nosuch"}, `unknown command "nosuch"`, "underlease --help lists the commands"},
 		{[]string{"help", "run", "x"}, `"x" stands after the name of the command`, "underlease help [COMMAND]"},
@@ -947,6 +984,10 @@ func TestHelpFitsAScreenAndNamesEveryFlag(t *testing.T) {
 		}
 	}
 	newFlags(&settings{}, nil).VisitAll(func(f *pflag.Flag) {
+		out := out
+		if commandOf(f.Name) == "gate" {
+			out = gateHelp
+		}
 		if !strings.Contains(out, "--"+f.Name+" ") && !strings.Contains(out, "--"+f.Name+"\n") {
 			t.Errorf("--%s is not in the help", f.Name)
 		}
@@ -959,7 +1000,7 @@ func TestHelpFitsAScreenAndNamesEveryFlag(t *testing.T) {
 			t.Errorf("%q: got %d, %q and %q, want 0 and the short help", args, code, out, errs)
 		}
 	}
-	for args, want := range map[string]string{"help run": runHelp, "config --help": configHelp, "version -h": versionHelp, "completion --help": completionHelp, "help completion": completionHelp, "help help": rootHelp} {
+	for args, want := range map[string]string{"help run": runHelp, "gate --help": gateHelp, "help marker": markerHelp, "marker set --help": markerHelp, "config --help": configHelp, "version -h": versionHelp, "completion --help": completionHelp, "help completion": completionHelp, "help help": rootHelp} {
 		if code, out, _ := newWorld(t).do(strings.Fields(args)...); code != 0 || out != want {
 			t.Errorf("%s: got %d and %q, want 0 and %q", args, code, out, want)
 		}
@@ -1013,6 +1054,9 @@ func TestConfigSaysWhereEachSettingCameFrom(t *testing.T) {
 	}
 	if !strings.HasPrefix(out, "# "+w.systemFile+": read\n") {
 		t.Errorf("got %q first, want the file that was read", out[:60])
+	}
+	if _, out, _ := w.do("config", "--applied-if", "psql postgres://u:hunter2@h/db -c 'select 1'"); strings.Contains(out, "hunter2") || !strings.Contains(out, "u:xxxxx@h/db") {
+		t.Errorf("got\n%s want the check without its password", out)
 	}
 	code, out, _ = w.do("config", "--json")
 	if code != 0 || !strings.Contains(out, `"lease": null`) || !strings.Contains(out, `"source": "environment"`) || strings.Contains(out, "hunter2") {

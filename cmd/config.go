@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"regexp"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -86,8 +87,12 @@ func (p *program) showConfig(asJSON bool) error {
 	p.flags.VisitAll(func(f *pflag.Flag) {
 		from := w.origins[f.Name]
 		s := configSetting{Name: f.Name, Value: f.Value.String(), Source: from.Source}
-		if f.Name == "backend" {
+		switch f.Name {
+		case "backend":
 			s.Value = mask(s.Value)
+		case "applied-if":
+			// The passwords of URLs in it. What else in a command is secret nobody can tell.
+			s.Value = regexp.MustCompile(`(://[^\s/@:]*:)[^\s/@]+@`).ReplaceAllString(s.Value, "${1}"+masked+"@")
 		}
 		switch from.Source {
 		case sourceFlag:

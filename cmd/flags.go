@@ -35,6 +35,7 @@ type settings struct {
 	ttl                  time.Duration // zero: none
 	wait                 time.Duration // [runner.Forever] with --on-busy wait too
 	minHold, maxRun      time.Duration
+	minInterval, oncePer time.Duration
 	drain, grace, margin time.Duration
 	renewEvery           time.Duration
 	clockDrift           float64
@@ -47,6 +48,9 @@ type settings struct {
 	isolate       signals.Isolation
 	stopSignal    syscall.Signal
 	slots         int
+
+	appliedIf    string // of gate
+	checkTimeout time.Duration
 
 	quiet, verbose bool
 	logLevel       string
@@ -94,6 +98,10 @@ func newFlags(s *settings, schemes map[string]backends.Scheme) *pflag.FlagSet {
 	choice(fs, &s.ifUnavailable, "if-unavailable", runner.UnavailableFail,
 		runner.UnavailableFail, runner.UnavailableSkip, runner.UnavailableRun)
 	span(&s.minHold, "min-hold", 0, 0)
+	span(&s.minInterval, "min-interval", 0, 0)
+	add(fs, &s.oncePer, "once-per", 0, "duration", parsePer, writePer)
+	text(&s.appliedIf, "applied-if", "", "command", notEmpty("a command for sh -c"))
+	span(&s.checkTimeout, "check-timeout", defaultCheckTimeout, time.Millisecond)
 
 	span(&s.maxRun, "max-run", 0, 0)
 	span(&s.drain, "drain", runner.Forever, 0, word{"forever", runner.Forever})

@@ -1,5 +1,18 @@
 package cmd
 
+const gateForm = "write it as: underlease gate [flags] ID -- COMMAND [ARG...]"
+
+// formOf returns how a command line with a command in it is written.
+func formOf(command string) string {
+	switch command {
+	case "run":
+		return runForm
+	case "gate":
+		return gateForm
+	}
+	return ""
+}
+
 const runForm = "write it as: underlease run [flags] NAME -- COMMAND [ARG...]"
 
 const rootHelp = `underlease runs a command while holding a named lease.
@@ -8,6 +21,8 @@ const rootHelp = `underlease runs a command while holding a named lease.
 
 Commands:
   run NAME -- COMMAND   run COMMAND under the lease NAME
+  gate ID -- COMMAND    run COMMAND once for all, such as a migration
+  marker                list, show, set or clear what gate has written down
   check [--for D]       inside COMMAND: is there still D before it would be stopped
   status [NAME]         is it held, by whom, since when; 75 if it is, else 0
   list                  all leases of the store
@@ -32,10 +47,12 @@ The lease
   --slots N               how many may hold it at once (1)
   --ttl D                 lease length without renewal (60s; none on file:)
   --min-hold D            it stays taken for D from its acquisition (0)
+  --once-per D            one success per slot of the UTC clock, such as 1h, 1d
+  --min-interval D        not before D after the last success has begun (0)
 When it is busy, or the store is away
   --wait D                wait so long (0), or forever
   --on-busy skip|wait     wait is the same as --wait forever (skip)
-  --busy-exit N           exit code when it was skipped (75)
+  --busy-exit N           exit code when it was skipped, or is not due (75)
   -q, --quiet             no line when it was skipped
   --if-unavailable fail|skip|run    when the store does not answer (fail)
 The command
@@ -59,9 +76,61 @@ Words
   --log-format text|json  of what goes to standard error (text)
 
 Exit codes: the command's own, and 64 usage, 69 store does not answer, 70 bug,
-71 system refused, 74 lease lost and command stopped, 75 busy, 76 store
-broke the contract, 77 permission denied, 78 settings, 124 --max-run,
-126 cannot be run, 127 not found.
+71 system refused, 74 lease lost and command stopped, or success not recorded,
+75 busy or not due, 76 store broke the contract, 77 permission denied,
+78 settings, 124 --max-run, 126 cannot be run, 127 not found.
+`
+
+// gateHelp names what is particular to gate. The rest is in [runHelp].
+const gateHelp = `  underlease gate --wait 5m schema-v3 -- ./migrate.sh
+
+Runs COMMAND once for all: under the lease ID, and only while no marker says
+that ID is applied. The marker is written when COMMAND has exited with 0, before
+the lease is released. It is looked for three times: before the lease is asked
+for, while it is held, and after it was refused.
+
+Usage: underlease gate [flags] ID -- COMMAND [ARG...]
+
+  --wait D                wait so long for another instance to apply it (0), or
+                          forever
+  --applied-if CHECK      ask CHECK in place of the marker, by sh -c: 0 applied,
+                          1 not applied; anything else, and nothing runs
+  --check-timeout D       how long CHECK may take (30s)
+  --if-unavailable fail|skip        when the store does not answer (fail)
+  -q, --quiet             no line when all is well, and none when it was skipped
+
+Takes the other flags of run too, but --slots, --once-per and --min-interval:
+see underlease run --help.
+
+Outcomes, as the line and --report name them
+  migrated          COMMAND has exited with 0, and that is written down: 0
+  already-applied   nothing to do: 0
+  skipped           not applied, and another instance is at it: 75 (--busy-exit)
+  failed            the exit code of COMMAND; or 69, CHECK gave no answer
+  done-unrecorded   COMMAND has exited with 0, and that could not be written
+                    down: it will run again: 74
+
+Exit codes: those, and the others of run.
+`
+
+// markerHelp is that of all its commands.
+const markerHelp = `  underlease marker show schema-v3
+
+Shows and changes what underlease gate has written down.
+
+Usage: underlease marker list                 the markers of the namespace
+       underlease marker show ID              one, and what was done by hand
+       underlease marker set ID               from now on ID counts as applied
+       underlease marker clear ID             the next gate runs its command
+
+  --backend URL     the store (file:); --backend-file FILE holds the URL
+  --namespace TEXT  of the ID (empty)
+  --config FILE     settings, as for run
+  --reason TEXT     of set and clear; kept with who did it, from where and when
+  --json            print one JSON object
+
+Exit codes: 0; 1 from show: there is no marker; 64 usage, 69 store does not
+answer, 76 store broke the contract, 77 permission denied, 78 settings.
 `
 
 const checkHelp = `  underlease check --for 5m || exit 75

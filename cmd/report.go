@@ -42,6 +42,7 @@ type report struct {
 	Renewals int     `json:"renewals"`
 	Released bool    `json:"released"` // the store confirmed it
 	Busy     *busy   `json:"busy"`     // who was in the way
+	Done     *done   `json:"done"`     // the success that made this run needless
 	Previous *string `json:"previous"` // how the last holder ended: none, ok, failed, unknown
 }
 
@@ -56,7 +57,7 @@ type busy struct {
 
 func (p *program) reportOf(r runner.Result, code int) report {
 	out := report{
-		Version: reportVersion, Outcome: r.Outcome, Reason: r.Reason, ExitCode: code,
+		Version: reportVersion, Outcome: r.Outcome, Reason: p.reasonOf(r), ExitCode: code,
 		Lease: p.lease, Namespace: p.s.namespace, Holder: p.s.holder, Store: mask(p.s.backend),
 		Started: r.Started, WaitedMs: r.Waited.Milliseconds(), HeldMs: r.Held.Milliseconds(), RanMs: r.Ran.Milliseconds(),
 		Renewals: r.Renewals, Released: r.Released,
@@ -79,10 +80,8 @@ func (p *program) reportOf(r runner.Result, code int) report {
 		if b.Left != backends.Forever {
 			out.Busy.LeftMs = new(b.Left.Milliseconds())
 		}
-		if r.Outcome == runner.OutcomeBusy {
-			out.Reason = busyWords(b, p.wall())
-		}
 	}
+	out.Done = p.doneOf(r.Done)
 	return out
 }
 

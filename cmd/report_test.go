@@ -34,7 +34,7 @@ func TestTheReportSaysHowARunEnded(t *testing.T) {
 	}
 	want := `{"version":1,"outcome":"failed","reason":"","exit_code":143,"signal":"TERM",` +
 		`"lease":"n","namespace":"blue","slot":1,"term":1796040300776,"run_id":"blue/n/1796040300776","holder":"me","store":"mem://u:xxxxx@h",` +
-		`"started":true,"waited_ms":1500,"held_ms":2000,"ran_ms":1999,"renewals":3,"released":true,"busy":null,"previous":"failed"}` + "\n"
+		`"started":true,"waited_ms":1500,"held_ms":2000,"ran_ms":1999,"renewals":3,"released":true,"busy":null,"done":null,"previous":"failed"}` + "\n"
 	if got := read(t, path); got != want {
 		t.Errorf("got\n%s want\n%s", got, want)
 	}

@@ -27,34 +27,36 @@ func (p *program) runCommand() *cobra.Command {
 		Args:              cobra.ArbitraryArgs,
 		ValidArgsFunction: p.completeRun,
 		RunE: func(c *cobra.Command, args []string) error {
-			command, err := p.words(args, c.ArgsLenAtDash())
+			command, err := p.words(args, c.ArgsLenAtDash(), runForm)
 			if err != nil {
 				return err
 			}
 			return p.runLease(command)
 		},
 	}
-	c.Flags().SortFlags = false
-	c.Flags().AddFlagSet(p.flags)
-	completeWords(c)
+	p.addFlags(c, gateFlags)
 	return p.withHelp(c, runHelp)
 }
 
 // words takes the command line apart. Dash is how many words stand before "--", or negative where there is none.
-func (p *program) words(args []string, dash int) (command []string, err error) {
+func (p *program) words(args []string, dash int, form string) (command []string, err error) {
+	what := "the name of the lease"
+	if form == gateForm {
+		what = "the ID"
+	}
 	switch {
 	case dash < 0 && len(args) == 0:
-		return nil, usagef(runForm, "the name of the lease and the command are missing")
+		return nil, usagef(form, "%s and the command are missing", what)
 	case dash < 0:
-		return nil, usagef(runForm, "-- is missing between the name of the lease and the command")
+		return nil, usagef(form, "-- is missing between %s and the command", what)
 	case dash == 0:
-		return nil, usagef(runForm, "the name of the lease is missing before --")
+		return nil, usagef(form, "%s is missing before --", what)
 	case dash > 1:
-		return nil, usagef(runForm, "%q stands between the name of the lease %q and --", args[1], args[0])
+		return nil, usagef(form, "%q stands between %s %q and --", args[1], what, args[0])
 	case len(args) == 1:
-		return nil, usagef(runForm, "the command is missing after --")
+		return nil, usagef(form, "the command is missing after --")
 	case args[1] == "":
-		return nil, usagef(runForm, "the command after -- is empty")
+		return nil, usagef(form, "the command after -- is empty")
 	}
 	if err := backends.CheckLease(args[0]); err != nil {
 		return nil, usagef("", "%v", err)
@@ -87,7 +89,7 @@ func (p *program) spec() (runner.Spec, error) {
 	s := &p.s
 	spec := runner.Spec{
 		Namespace: s.namespace, Lease: p.lease, Holder: s.holder, Slots: s.slots,
-		TTL: s.ttl, Wait: s.wait, IfUnavailable: s.ifUnavailable, MinHold: s.minHold,
+		TTL: s.ttl, Wait: s.wait, IfUnavailable: s.ifUnavailable, MinHold: s.minHold, Once: p.once(),
 		MaxRun: s.maxRun, Drain: s.drain, Grace: s.grace, Margin: s.margin, RenewEvery: s.renewEvery,
 		ClockDrift: s.clockDrift, OnLost: s.onLost, StopSignal: s.stopSignal, Leftovers: s.leftovers,
 		Isolate: s.isolate,
@@ -195,7 +197,7 @@ func (p *program) runLease(command []string) error {
 	defer alarm.Close()
 	platform := runner.Platform{
 		Launch: p.takeGuardian, Now: p.now, Alarm: alarm, Signals: outside,
-		Log: p.log, Say: p.notice,
+		Log: p.log, Say: p.notice, Applied: p.applied(),
 	}
 	if term, _ := lookup(p.environ, "TERM"); p.s.logFormat == formatText && terminalWidth(p.stderr, term) > 0 {
 		platform.Waiting = func(w runner.Waiting) {
@@ -307,14 +309,13 @@ func (p *program) finish(r runner.Result) int {
 }
 
 func (p *program) tell(r runner.Result, code int) {
-	quiet := p.s.quiet && r.Outcome == runner.OutcomeBusy
+	quiet := p.s.quiet && uneventful(r.Outcome)
+	reason := p.reasonOf(r)
 	if p.s.logFormat != formatJSON {
 		switch {
 		case quiet:
-		case r.Outcome == runner.OutcomeBusy && r.Busy != nil:
-			p.voice.say(busyWords(r.Busy, p.wall()), r.Hint)
-		case r.Reason != "":
-			p.voice.say(r.Reason, r.Hint)
+		case reason != "":
+			p.voice.say(reason, r.Hint)
 		}
 		return
 	}
@@ -325,10 +326,6 @@ func (p *program) tell(r runner.Result, code int) {
 		slog.String("outcome", string(r.Outcome)), slog.Int("exit_code", code),
 		slog.String("lease", p.lease), slog.String("namespace", p.s.namespace), slog.Int64("term", int64(r.Grant.Term)),
 		slog.Duration("waited_for", r.Waited), slog.Duration("held_for", r.Held),
-	}
-	reason := r.Reason
-	if r.Outcome == runner.OutcomeBusy && r.Busy != nil {
-		reason = busyWords(r.Busy, p.wall())
 	}
 	if reason != "" {
 		attrs = append(attrs, slog.String("reason", reason))
@@ -344,13 +341,14 @@ func (p *program) tell(r runner.Result, code int) {
 
 func levelOf(o runner.Outcome) slog.Level {
 	switch o {
-	case runner.OutcomeOK, runner.OutcomeFailed, runner.OutcomeStopped, runner.OutcomeInterrupted:
+	case runner.OutcomeOK, runner.OutcomeFailed, runner.OutcomeStopped, runner.OutcomeInterrupted,
+		runner.OutcomeMigrated, runner.OutcomeApplied:
 		return slog.LevelInfo
-	case runner.OutcomeBusy, runner.OutcomeDrainedOut, runner.OutcomeMaxRun:
+	case runner.OutcomeBusy, runner.OutcomeSkipped, runner.OutcomeNotDue, runner.OutcomeDrainedOut, runner.OutcomeMaxRun:
 		return slog.LevelWarn
 	case runner.OutcomeLostTaken, runner.OutcomeLostExpired, runner.OutcomeLostUnreachable, runner.OutcomeGuardianLost,
 		runner.OutcomeBug, runner.OutcomeNotStarted, runner.OutcomeUnavailable, runner.OutcomeDenied, runner.OutcomeBroken,
-		runner.OutcomeNested, runner.OutcomeInvalid:
+		runner.OutcomeNested, runner.OutcomeInvalid, runner.OutcomeUnrecorded:
 		return slog.LevelError
 	}
 	return slog.LevelError

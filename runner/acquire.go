@@ -82,6 +82,11 @@ func (r *run) acquire(ctx context.Context, handle string) (held, *Result) {
 			}
 			return held{}, res
 		}
+		if busy != nil && busy.Kept && r.spec.Once.asked() { // its holder has ended: it may be done
+			if known := r.whileBusy(ctx); known != nil && context.Cause(ctx) == nil {
+				return held{}, known
+			}
+		}
 		if r.Waiting != nil && r.spec.Wait > 0 {
 			r.Waiting(Waiting{Lease: r.display(), Busy: busy, Err: err, Waited: r.since(r.begun), Left: left})
 		}

@@ -75,6 +75,8 @@ func Previous(e backends.End) string {
 	switch e.Outcome {
 	case backends.OutcomeNone, string(OutcomeOK):
 		return e.Outcome
+	case string(OutcomeUnrecorded):
+		return string(OutcomeOK) // as far as the command goes
 	case backends.OutcomeUnknown, "":
 		return backends.OutcomeUnknown
 	default:

@@ -455,18 +455,19 @@ func (k *keeper) end(ctx context.Context, release bool, gone signals.Instant) Re
 	res := k.verdict()
 	res.Ran = time.Duration(gone - k.started)
 	if k.leased && release {
+		validUntil := k.record(ctx, &res)
 		end := backends.End{Outcome: string(res.Outcome), ExitCode: res.ExitCode, Took: res.Ran}
-		res.Released = k.release(context.WithoutCancel(ctx), k.grant, end, k.machine.ValidUntil())
+		res.Released = k.release(context.WithoutCancel(ctx), k.grant, end, validUntil)
 	}
 	if k.leased {
-		res.Held = k.since(k.sent)
+		res.Held = k.since(k.acquired)
 	}
 	return res
 }
 
 // verdict says how the run ended.
 func (k *keeper) verdict() Result {
-	res := Result{Started: true, Grant: k.grant, Renewals: k.machine.Renewals()}
+	res := Result{Started: true, Grant: k.grant, Renewals: k.machine.Renewals(), period: k.period}
 	if k.exited != nil {
 		res.ExitCode, res.Signal = k.exited.Code, k.exited.Signal
 	}

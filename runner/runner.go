@@ -40,7 +40,7 @@ func Run(ctx context.Context, s Spec, store *backends.Store, p Platform) Result 
 	r := &run{spec: s, store: store, Platform: p, begun: p.Now()}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends attempts, hints and whatever else runs beside the decision
-	res := r.run(ctx)
+	res := r.concluded(r.run(ctx))
 	if res.Started {
 		r.Log.Info("run ended", "outcome", string(res.Outcome), "exit_code", res.ExitCode, "term", int64(res.Grant.Term), "held_for", res.Held)
 	}
@@ -53,6 +53,12 @@ type run struct {
 	spec  Spec
 	store *backends.Store
 	begun signals.Instant
+
+	// Of a run that is not to be repeated: see [Once].
+	found    lookup          // while the lease was held
+	acquired signals.Instant // when the acquisition was asked for
+	since0   time.Time       // when the store granted it, by its own clock
+	period   string          // the slot of the clock, with --once-per
 }
 
 // held is a grant, and the instant at which the attempt that brought it was ordered.
@@ -65,18 +71,19 @@ func (r *run) run(ctx context.Context) Result {
 	if refused := r.refuseNested(ctx); refused != nil {
 		return *refused
 	}
+	if r.spec.Once.asked() {
+		if failure := r.before(ctx); failure != nil {
+			return r.without(ctx, *failure)
+		}
+	}
 	handle := backends.NewHandle()
 	for tries := 1; ; tries++ {
 		got, failure := r.acquire(ctx, handle)
+		if failure != nil && failure.Outcome == OutcomeBusy && r.spec.Once.asked() {
+			failure = r.refused(ctx, failure)
+		}
 		if failure != nil {
-			if failure.Outcome != OutcomeUnavailable || r.spec.IfUnavailable == UnavailableFail {
-				return *failure
-			}
-			if r.spec.IfUnavailable == UnavailableSkip {
-				failure.ExitCode = ExitBusy
-				return *failure
-			}
-			return r.runWithout(ctx, *failure)
+			return r.without(ctx, *failure)
 		}
 		waited := r.since(r.begun)
 		r.Log.Info("lease acquired", "grant", got.Grant, "waited_for", waited)
@@ -87,6 +94,18 @@ func (r *run) run(ctx context.Context) Result {
 		}
 		handle = backends.NewHandle() // the grant before was given back
 	}
+}
+
+// without ends a run that has no lease, or goes on without one where --if-unavailable asks for that.
+func (r *run) without(ctx context.Context, failure Result) Result {
+	if failure.Outcome != OutcomeUnavailable || r.spec.IfUnavailable == UnavailableFail {
+		return failure
+	}
+	if r.spec.IfUnavailable == UnavailableSkip {
+		failure.ExitCode = ExitBusy
+		return failure
+	}
+	return r.runWithout(ctx, failure)
 }
 
 // refuseNested refuses a run of a lease inside itself: waiting for it would never end, and skipping it would hide a mistake.
@@ -125,9 +144,20 @@ func (r *run) refuseNested(ctx context.Context) *Result {
 // hold starts the command under a grant, keeps the grant and gives it back. Again says that no command was started, for a
 // reason that another attempt may not meet.
 func (r *run) hold(ctx context.Context, got held) (res Result, again bool) {
+	r.acquired = got.sent
+	if r.spec.Once.asked() {
+		var ended *Result
+		if got, ended, again = r.inside(ctx, got); ended != nil {
+			ended.Grant = got.Grant
+			end := backends.End{Outcome: backends.OutcomeNotStarted, ExitCode: ended.ExitCode}
+			ended.Released = r.release(context.WithoutCancel(ctx), got.Grant, end, newKeeper(r, got).machine.ValidUntil())
+			return *ended, again
+		}
+	}
 	k := newKeeper(r, got)
 	socket := signals.NewSocket()
-	if err := k.start(environ(r.spec.Env, got.Grant, r.store.Identity, socket), socket); err != nil {
+	env := withRunID(environ(r.spec.Env, got.Grant, r.store.Identity, socket), r.runID(got.Grant))
+	if err := k.start(env, socket); err != nil {
 		res, again = k.notStarted(err)
 		k.dismiss() // first: the guardian may hold copies of the lock
 		end := backends.End{Outcome: backends.OutcomeNotStarted, ExitCode: res.ExitCode}

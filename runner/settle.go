@@ -31,6 +31,9 @@ func (s *Spec) Settle(endless bool) error {
 		return relationf("use --isolate tree or --leftovers wait",
 			"--isolate pidns and --leftovers ignore do not go together: a PID namespace ends with its run, and so does everything in it")
 	}
+	if err := s.Once.settle(s); err != nil {
+		return err
+	}
 	if s.TTL == 0 {
 		if !endless {
 			return relationf("leave --ttl out for the default, or give at least 2s",

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"syscall"
@@ -50,6 +51,7 @@ type Spec struct {
 	Wait          time.Duration // zero: do not wait; [Forever]
 	IfUnavailable IfUnavailable
 	MinHold       time.Duration // zero: none
+	Once          Once
 	MaxRun        time.Duration // zero: no limit
 	Drain         time.Duration // [Forever]: no limit
 	Grace         time.Duration // [Auto]
@@ -88,6 +90,13 @@ const (
 	OutcomeLostUnreachable Outcome = "lost-unreachable" // the deadline passed because the store did not confirm a renewal
 	OutcomeGuardianLost    Outcome = "guardian-lost"    // the guardian was killed, and the command with it
 	OutcomeBug             Outcome = "bug"              // our own fault
+
+	OutcomeMigrated   Outcome = "migrated"        // of a gate: exited with 0, and that is written down
+	OutcomeUnrecorded Outcome = "done-unrecorded" // exited with 0, and that could not be written down
+
+	OutcomeApplied Outcome = "already-applied" // of a gate: nothing to do
+	OutcomeSkipped Outcome = "skipped"         // of a gate: not applied, and the lease is held by another
+	OutcomeNotDue  Outcome = "not-due"         // it has succeeded already: --once-per, --min-interval
 
 	OutcomeNotStarted  Outcome = "not-started" // the command could not be run, or too little of the lease was left
 	OutcomeBusy        Outcome = "busy"        // held by another, or the wait ran out
@@ -128,6 +137,8 @@ type Result struct {
 	Signal   syscall.Signal // not zero: end by this signal
 	Started  bool           // whether a command ran
 
+	Done *Done // the success that made this run needless, or nil
+
 	Grant    backends.Grant      // Term is zero without one
 	Busy     *backends.BusyError // who was in the way, or nil
 	Waited   time.Duration       // until the grant, or until we gave up
@@ -135,12 +146,18 @@ type Result struct {
 	Ran      time.Duration       // from the start of the command to the end of its tree
 	Renewals int                 // that the store confirmed
 	Released bool                // the store confirmed the release
+
+	recorded bool   // the success is written down
+	period   string // the slot of the clock that the run was for, or empty
 }
 
-// RunID returns the idempotency key of the run, lease/term, or nothing without a grant.
+// RunID returns the idempotency key of the run, lease/term or lease/slot of the clock, or nothing without a grant.
 func (r Result) RunID() string {
 	if r.Grant.Term == 0 {
 		return ""
+	}
+	if r.period != "" {
+		return periodID(r.Grant, r.period)
 	}
 	return runID(r.Grant)
 }
@@ -184,6 +201,10 @@ type Platform struct {
 	Log     *slog.Logger
 	Say     func(line, hint string) // one line to people, at once; must not block
 	Waiting func(Waiting)           // progress while the lease is busy; may be nil; must not block
+
+	// Applied asks a check of the user, in place of the marker, whether a gate has to do nothing. Nil: there is none. An answer that is
+	// neither yes nor no is a [*CheckError]. It returns soon after its context has ended.
+	Applied func(context.Context) (bool, error)
 }
 
 // Waiting is what is known while a run waits for its lease.
