@@ -210,8 +210,8 @@ func Childless() bool {
 // leave that of the one who spins (seen on 6.18: wait4 with WNOHANG ran for up to a second, until real-time processes are throttled).
 func Reap(pid int) (syscall.WaitStatus, bool) {
 	if hurried.Load() {
-		setPolicy(0, schedOther, 0)
-		defer setPolicy(0, schedRR, 1)
+		_ = setPolicy(0, schedOther, 0) // to be of everybody's priority is never refused
+		defer func() { _ = setPolicy(0, schedRR, 1) }()
 	}
 	var ws syscall.WaitStatus
 	for {
