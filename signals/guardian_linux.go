@@ -390,6 +390,20 @@ func (g *Guardian) Forward(sig syscall.Signal) {
 		return
 	}
 	g.tell(guard.Order{Op: guard.OpForward, Arg: int32(sig)})
+	g.thaw()
+}
+
+// thaw lets a guardian go on that somebody has stopped: it alone passes signals on, and a run that cannot be ended is worse than one that
+// does not stay stopped.
+func (g *Guardian) thaw() {
+	if !stopped(g.pid) {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.collected {
+		_ = syscall.Kill(g.pid, syscall.SIGCONT) // our child, and not collected: the number is its own
+	}
 }
 
 // together says that the command is still in our process group, or has ended. An interactive shell, for one, makes a group of its own.

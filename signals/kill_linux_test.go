@@ -460,6 +460,21 @@ func TestTheKillIsInTimeOnABusyMachine(t *testing.T) {
 	}
 }
 
+func TestAStoppedGuardianDoesNotKeepASignalFromTheCommand(t *testing.T) {
+	p := endless(tree(false)...)
+	p.Listens = true
+	r := launch(t, p)
+	r.beats(treeNames...)
+	g := r.guardian()
+	syscall.Kill(g, syscall.SIGSTOP)
+	eventually(t, "a stopped guardian", func() bool {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", g))
+		return err == nil && bytes.Contains(b, []byte(") T "))
+	})
+	r.cmd.Process.Signal(syscall.SIGTERM)
+	r.wantSignal(syscall.SIGTERM)
+}
+
 func TestTheGuardianHurriesAndTheCommandDoesNot(t *testing.T) {
 	needRoot(t)
 	eachIsolation(t, func(t *testing.T, i signals.Isolation) {
