@@ -64,6 +64,9 @@ func (r *run) acquire(ctx context.Context, handle string) (held, *Result) {
 			}
 			return held{}, r.failure(OutcomeBroken, ExitBroken, err)
 		case isConfig(err): // what only the store could see, such as a database that it does not have
+			if unknown {
+				r.abandon(handle)
+			}
 			return held{}, r.failure(OutcomeInvalid, ExitSettings, err)
 		default:
 			failures++

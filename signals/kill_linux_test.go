@@ -420,7 +420,8 @@ func TestTheGuardianDoesNotWaitForAStoppedWrapper(t *testing.T) {
 	r.wantCode(9)
 }
 
-// Q44
+// Q44: in the scheduling group of its caller. In one of its own a wrapper of the lowest priority may wait for longer than any default
+// margin, which README says.
 func TestTheKillIsInTimeOnABusyMachine(t *testing.T) {
 	if brief() {
 		t.Skip("makes load")
@@ -433,31 +434,21 @@ func TestTheKillIsInTimeOnABusyMachine(t *testing.T) {
 		defer hog.Wait()
 		defer hog.Process.Kill()
 	}
-	for _, session := range []bool{false, true} { // of its own, as under cron: a scheduling group beside that of the load
-		t.Run(fmt.Sprintf("session=%v", session), func(t *testing.T) {
-			if session && os.Geteuid() != 0 {
-				t.Skip("among other scheduling groups a low priority may wait, and only root may have a higher one")
-			}
-			p := endless(tree(true)...)
-			p.StopIn, p.KillIn, p.Grace = 9*time.Second, 10*time.Second, time.Second // the start is slow too, and refused when it comes too late
-			r := prepare(t, p)
-			r.cmd.Path, r.cmd.Args = "/usr/bin/nice", []string{"nice", "-n", "19", exe}
-			if session {
-				r.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-			}
-			r.start()
-			r.beats(treeNames...)
-			kill := r.entry("started").Kill
-			r.wantSignal(syscall.SIGKILL)
-			ev, _ := r.event(signals.Killing)
-			late := time.Duration(ev.At - kill)
-			t.Logf("the kill began %v late", late)
-			if late > 50*time.Millisecond {
-				t.Errorf("the kill began %v late, want at most 50ms", late)
-			}
-			r.wantSilent(kill, 250*time.Millisecond, treeNames...)
-		})
+	p := endless(tree(true)...)
+	p.StopIn, p.KillIn, p.Grace = 9*time.Second, 10*time.Second, time.Second // the start is slow too, and refused when it comes too late
+	r := prepare(t, p)
+	r.cmd.Path, r.cmd.Args = "/usr/bin/nice", []string{"nice", "-n", "19", exe}
+	r.start()
+	r.beats(treeNames...)
+	kill := r.entry("started").Kill
+	r.wantSignal(syscall.SIGKILL)
+	ev, _ := r.event(signals.Killing)
+	late := time.Duration(ev.At - kill)
+	t.Logf("the kill began %v late", late)
+	if late > 50*time.Millisecond {
+		t.Errorf("the kill began %v late, want at most 50ms", late)
 	}
+	r.wantSilent(kill, 250*time.Millisecond, treeNames...)
 }
 
 func TestAStoppedGuardianDoesNotKeepASignalFromTheCommand(t *testing.T) {
@@ -473,51 +464,6 @@ func TestAStoppedGuardianDoesNotKeepASignalFromTheCommand(t *testing.T) {
 	})
 	r.cmd.Process.Signal(syscall.SIGTERM)
 	r.wantSignal(syscall.SIGTERM)
-}
-
-func TestTheGuardianHurriesAndTheCommandDoesNot(t *testing.T) {
-	needRoot(t)
-	eachIsolation(t, func(t *testing.T, i signals.Isolation) {
-		r := launch(t, isolated(i, tree(true)...))
-		r.beats(treeNames...)
-		g := r.guardian()
-		eventually(t, "a real-time guardian", func() bool { return policies(t, g) == "2" })
-		for _, pid := range children(g) {
-			if cmdline(pid) == "ul-init" { // whose death is that of the others
-				eventually(t, "a real-time first process", func() bool { return policies(t, pid) == "2" })
-			}
-		}
-		for _, pid := range r.survivors() {
-			if got := policies(t, pid); got != "0" {
-				t.Errorf("process %d of the command has the scheduling policies %s, want 0 as its caller", pid, got)
-			}
-		}
-		r.cmd.Process.Signal(syscall.SIGKILL)
-		r.wait()
-		eventually(t, "end of the tree", func() bool { return len(r.survivors()) == 0 })
-	})
-}
-
-// policies returns the scheduling policies of a process's threads, each once.
-func policies(t *testing.T, pid int) string {
-	t.Helper()
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-	if err != nil || len(tasks) == 0 {
-		t.Fatalf("process %d has no threads: %v", pid, err)
-	}
-	var all []string
-	for _, task := range tasks {
-		b, err := os.ReadFile(task)
-		if err != nil {
-			continue // that thread has ended
-		}
-		fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
-		if policy := fields[41-3]; !slices.Contains(all, policy) { // proc_pid_stat(5)
-			all = append(all, policy)
-		}
-	}
-	slices.Sort(all)
-	return strings.Join(all, " ")
 }
 
 // Q45

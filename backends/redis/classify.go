@@ -98,6 +98,9 @@ func (c *Client) said(text, key string) error {
 	case "TRYAGAIN", "ASK":
 		return away("a part of the cluster is being moved")
 	case "MOVED":
+		if c.settings.kind == cluster {
+			return away("the nodes of the cluster do not agree on who serves this key")
+		}
 		return backends.Configf("write redis+cluster:// in the place of redis://", "%s: the server belongs to a cluster", c.address)
 	case "WRONGTYPE":
 		return c.foreign(key)

@@ -2,7 +2,6 @@ package guard
 
 import (
 	"runtime"
-	"sync/atomic"
 	"syscall"
 	"unsafe"
 )
@@ -15,6 +14,7 @@ const (
 	stuckEvery  = 10_000_000_000 // between two reports
 	sameSignal  = 50_000_000     // two deliveries of one signal within this are one act of its sender
 	holdSignal  = 10_000_000     // for the sender of a signal to all to be done
+	rouseAgain  = 50_000_000     // a wrapper that sees its command stopped has stopped itself by then
 	collectMost = 64             // children that one turn takes in, so that the clock is looked at however fast they end
 	exitRefused = 70
 )
@@ -42,6 +42,7 @@ type guardian struct {
 	exited    bool
 	halted    bool // the command is stopped, and the wrapper was told, where both are in the caller's process group
 	stops     int32
+	rouseAt   int64 // when a wrapper that was woken is looked at once more
 	childless bool
 	more      bool // a turn took in as many children as it may: there may be others
 	pins      []int
@@ -78,7 +79,7 @@ type heldSignal struct {
 func run() int {
 	runtime.LockOSThread() // PR_SET_PDEATHSIG of the command is about this thread
 	setName(Name)
-	g := &guardian{wrapper: syscall.Getppid(), pidFd: -1, wrapperFd: -1, song: -1, checks: -1, armed: Never, ownKill: Never}
+	g := &guardian{wrapper: syscall.Getppid(), pidFd: -1, wrapperFd: -1, song: -1, checks: -1, armed: Never, ownKill: Never, rouseAt: Never}
 	g.box, g.boxEvents, g.in.sock = NoCgroup, -1, -1
 	hello, fds, ok, orphan := g.find()
 	if orphan {
@@ -201,6 +202,7 @@ func (g *guardian) decide() {
 	}
 	now, d := Now(), g.page.Read()
 	g.release(now)
+	g.rouseStopped(now)
 	if at, why := g.killAt(d); !g.killing && now >= at {
 		g.kill(why, now)
 	}
@@ -388,12 +390,31 @@ func (g *guardian) halts(sig syscall.Signal) {
 // stoppedBy is the wait status of a process that is stopped by a signal.
 func stoppedBy(sig syscall.Signal) syscall.WaitStatus { return syscall.WaitStatus(0x7f | int(sig)<<8) }
 
-// wake lets a wrapper go on that was stopped because the command was.
+// wake lets a wrapper go on that was stopped because the command was. It may be about to stop itself, having seen the command stopped a moment
+// ago, so it is looked at once more.
 func (g *guardian) wake() {
-	if g.halted && g.wrapperFd >= 0 {
-		_ = PidfdSignal(g.wrapperFd, syscall.SIGCONT) // ESRCH where it has ended
+	if g.halted {
+		g.rouse()
+		g.rouseAt = Now() + rouseAgain
 	}
 	g.halted = false
+}
+
+func (g *guardian) rouse() {
+	if g.wrapperFd >= 0 {
+		_ = PidfdSignal(g.wrapperFd, syscall.SIGCONT) // ESRCH where it has ended
+	}
+}
+
+// rouseStopped wakes a wrapper that has stopped itself after its command went on.
+func (g *guardian) rouseStopped(now int64) {
+	if now < g.rouseAt {
+		return
+	}
+	g.rouseAt = Never
+	if st, ok := g.walk.stat(g.wrapper); ok && st.state == 'T' && !g.halted && !g.orphan {
+		g.rouse()
+	}
 }
 
 // commandEnded is called while the command is a zombie: its process group is still its own.
@@ -537,6 +558,7 @@ func (g *guardian) wait() {
 		if len(g.held) > 0 && g.held[0].due < next {
 			next = g.held[0].due
 		}
+		next = min(next, g.rouseAt)
 	}
 	if next != g.armed {
 		_ = SetTimer(g.timer, next) // a timer of ours cannot be refused
@@ -734,6 +756,8 @@ func (g *guardian) start(fds []int) {
 	if isolation || pid != 0 && g.box != NoCgroup {
 		note = 1
 	}
+	// Before anything is sent: a wrapper that is gone shows there, and then these decide.
+	g.command = Command{StopSignal: c.StopSignal, Grace: c.Grace, Leftovers: c.Leftovers, Term: string([]byte(c.Term))}
 	switch {
 	case late:
 		g.report(&Report{Kind: Refused, At: Now()})
@@ -745,7 +769,6 @@ func (g *guardian) start(fds []int) {
 		g.report(&Report{Kind: Started, Pid: int32(pid), Note: note, At: Now()})
 	}
 	g.flush()
-	g.command = Command{StopSignal: c.StopSignal, Grace: c.Grace, Leftovers: c.Leftovers, Term: string([]byte(c.Term))}
 	syscall.Munmap(mapped)
 	if g.pid == 0 {
 		g.deafen()
@@ -780,14 +803,15 @@ func (g *guardian) settle() {
 	if syscall.Geteuid() == 0 {
 		protect()
 	}
-	hurry()
 }
 
 // leave takes the guardian, or the first process of a namespace, out of the process group of its caller, so that what is meant for that
 // group does not reach it. With a terminal it leaves the session as well, and no terminal can hang up on it or stop it for writing. Without
-// one it stays: a new session is a
-// scheduling group of its own (autogroup, sched(7)), and beside busy groups a lone sleeper of niceness 19 was woken up to a second late in
-// its own group, and at most some milliseconds late among the caller's processes.
+// one it stays: a new session is a scheduling group of its own (autogroup, sched(7)), and beside busy groups a lone sleeper of niceness
+// 19 was woken up to a second late in its own group, and at most some milliseconds late among the caller's processes.
+//
+// A real-time priority is no way out: wait4 spins in the kernel until the dead process has left its processor, and one that spins at such
+// a priority never lets it leave its own (seen on 6.18, for up to a second). Nor is a low niceness, for the same reason.
 func leave(shared bool) {
 	if shared {
 		syscall.Setsid()
@@ -795,21 +819,6 @@ func leave(shared bool) {
 		_ = syscall.Setpgid(0, 0) // as a member of a group it cannot be refused
 	}
 }
-
-// hurry gives all threads of this process the lowest real-time priority where the system permits it (CAP_SYS_NICE, RLIMIT_RTPRIO): a
-// kill has to be in time whatever the niceness that we were started with and whatever else runs. All of them, since a thread that
-// holds a lock of the runtime must not wait for time that the first one does not need. Threads to come inherit it. The command does not: it
-// has been started. To run at the priority of everybody is no error.
-func hurry() {
-	eachNumber("/proc/self/task", func(tid int) {
-		if setPolicy(tid, schedRR, 1) == 0 {
-			hurried.Store(true)
-		}
-	})
-}
-
-// hurried says that this process runs at a real-time priority.
-var hurried atomic.Bool
 
 // tooLate says that the stop instant has passed, or that the wrapper has ordered the kill.
 func (g *guardian) tooLate() bool {

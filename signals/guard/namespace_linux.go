@@ -210,7 +210,6 @@ func (n *initial) start(sealed int, shared bool) bool {
 	if syscall.Geteuid() == 0 {
 		protect()
 	}
-	hurry() // it is this process in whose time the kernel kills the others
 	// Once the command is collected nobody can say any more which pid it has outside.
 	fds := []pollfd{{fd: int32(n.sock), events: pollIn}}
 	for fds[0].revents == 0 {
@@ -372,6 +371,7 @@ func (g *guardian) commandEndedInside(ws syscall.WaitStatus, alone bool) {
 	}
 	now := Now()
 	g.dismiss()
+	g.wake()
 	var left Survey
 	if !g.killing && !alone {
 		w := Walk{Root: g.in.pid}

@@ -14,8 +14,6 @@ const (
 	prSetPdeathsig   = 1
 	prSetName        = 15
 	prSetSubreaper   = 36
-	schedOther       = 0
-	schedRR          = 2
 	pAll             = 0
 	pPid             = 1
 	wStopped         = 0x2
@@ -205,14 +203,7 @@ func Childless() bool {
 }
 
 // Reap collects one child without waiting for it.
-//
-// At a real-time priority it would wait all the same: the kernel spins until the dead process has left its processor, and never lets it
-// leave that of the one who spins (seen on 6.18: wait4 with WNOHANG ran for up to a second, until real-time processes are throttled).
 func Reap(pid int) (syscall.WaitStatus, bool) {
-	if hurried.Load() {
-		_ = setPolicy(0, schedOther, 0) // to be of everybody's priority is never refused
-		defer func() { _ = setPolicy(0, schedRR, 1) }()
-	}
 	var ws syscall.WaitStatus
 	for {
 		got, err := syscall.Wait4(pid, &ws, syscall.WNOHANG|wAll, nil)
@@ -221,12 +212,6 @@ func Reap(pid int) (syscall.WaitStatus, bool) {
 		}
 		return ws, err == nil && got == pid
 	}
-}
-
-// setPolicy changes the scheduling of a thread, 0 for this one. The niceness stays what it was.
-func setPolicy(tid int, policy uintptr, priority int32) syscall.Errno {
-	_, _, e := syscall.RawSyscall(syscall.SYS_SCHED_SETSCHEDULER, uintptr(tid), policy, uintptr(unsafe.Pointer(&priority)))
-	return e
 }
 
 type pollfd struct {
