@@ -806,18 +806,29 @@ func (g *guardian) settle() {
 }
 
 // leave takes the guardian, or the first process of a namespace, out of the process group of its caller, so that what is meant for that
-// group does not reach it. With a terminal it leaves the session as well, and no terminal can hang up on it or stop it for writing. Without
-// one it stays: a new session is a scheduling group of its own (autogroup, sched(7)), and beside busy groups a lone sleeper of niceness
-// 19 was woken up to a second late in its own group, and at most some milliseconds late among the caller's processes.
+// group does not reach it. It leaves the session as well, so that no terminal can hang up on it or stop it for writing, and because a
+// session is a scheduling group of its own (autogroup, sched(7)): the guardian gets its share however many processes its caller's session
+// has, or sessions the tree. That does not hold for one that is nice and has no terminal: alone in a group a sleeper of niceness 19 was woken
+// up to half a second late beside groups that are busy, and at most some milliseconds late among its caller's processes. It stays.
 //
 // A real-time priority is no way out: wait4 spins in the kernel until the dead process has left its processor, and one that spins at such
 // a priority never lets it leave its own (seen on 6.18, for up to a second). Nor is a low niceness, for the same reason.
 func leave(shared bool) {
-	if shared {
-		syscall.Setsid()
+	if shared || niceness() <= 0 {
+		_, _ = syscall.Setsid() // as a member of its caller's group it cannot be refused
 	} else {
-		_ = syscall.Setpgid(0, 0) // as a member of a group it cannot be refused
+		_ = syscall.Setpgid(0, 0)
 	}
+}
+
+// niceness returns that of this thread.
+func niceness() int {
+	const least = 20 // the system call returns 20 minus the niceness, so that it is not taken for an error
+	r, _, e := syscall.RawSyscall(syscall.SYS_GETPRIORITY, syscall.PRIO_PROCESS, 0, 0)
+	if e != 0 {
+		return 0
+	}
+	return least - int(r)
 }
 
 // tooLate says that the stop instant has passed, or that the wrapper has ordered the kill.
