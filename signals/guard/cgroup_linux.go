@@ -44,7 +44,8 @@ func (c Cgroup) Populated() bool {
 	}
 	fd, err := c.open("cgroup.events", syscall.O_RDONLY)
 	if err != nil {
-		return err != syscall.ENOENT && err != syscall.ENODEV // removed, therefore empty; else not known to be
+		e, _ := err.(syscall.Errno)
+		return e != syscall.ENOENT && e != syscall.ENODEV // removed, therefore empty; else not known to be
 	}
 	defer syscall.Close(fd)
 	return populated(fd)
