@@ -881,7 +881,7 @@ func TestAWrapperThatIsKilledForLackOfMemoryLeavesNothing(t *testing.T) {
 		at := signals.Now()
 		eventually(t, "end of the guardian", func() bool { return !alive(g) })
 		// Where memory is short everything in the group waits for it, the guardian too, whose code may have to be read again.
-		r.wantSilent(at+int64(p.Grace), 750*time.Millisecond+slack, treeNames...)
+		r.wantSilent(at+int64(p.Grace), 1500*time.Millisecond+slack, treeNames...)
 	})
 }
 

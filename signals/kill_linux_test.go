@@ -258,7 +258,7 @@ func TestKillingTheWrapperAtAnyMomentOfItsStartLeavesNothing(t *testing.T) {
 	all := *runs[0]
 	all.marker = "UL_TEST_MARKER=" + filepath.Dir(runs[0].dir)
 	eventually(t, "end of all", func() bool { return len(guardians()) == 0 && len(all.survivors()) == 0 })
-	if took := time.Since(last); took > 1200*time.Millisecond {
+	if took := time.Since(last); took > 5*time.Second { // three hundred of them end at once
 		t.Errorf("something was alive %v after the last wrapper", took)
 	}
 }
