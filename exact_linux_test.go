@@ -270,7 +270,7 @@ func waitForFile(t *testing.T, path string) {
 		if signals.Now() > limit {
 			t.Fatalf("no %s after %v", path, patience)
 		}
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(2 * time.Millisecond) // the pace of the looks
 	}
 }
 

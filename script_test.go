@@ -348,7 +348,7 @@ func cmdWaitfor(ts *testscript.TestScript, neg bool, args []string) {
 			if signals.Now() > limit {
 				ts.Fatalf("no %s in %s after %v; there is %q", args[0], file, patience, data)
 			}
-			time.Sleep(2 * time.Millisecond)
+			time.Sleep(2 * time.Millisecond) // the pace of the looks
 		}
 	}
 }

@@ -544,7 +544,7 @@ func TestCtrlZStopsAListBetweenTwoLooks(t *testing.T) {
 			if time.Now().After(until) {
 				t.Fatalf("waited too long for %s", what)
 			}
-			time.Sleep(time.Millisecond)
+			time.Sleep(time.Millisecond) // the pace of the looks
 		}
 	}
 	wait("a look", func() bool { _, err := os.Stat(path); return err == nil })

@@ -159,7 +159,7 @@ func (c *chaos) make(kinds map[string]func(*rand.Rand), r *rand.Rand, of int, un
 
 // pause waits for a random time: it is not for anything to happen, but so that things happen at random moments.
 func (c *chaos) pause(r *rand.Rand, least, most time.Duration) {
-	time.Sleep(least + time.Duration(r.Int64N(int64(most-least))))
+	time.Sleep(least + time.Duration(r.Int64N(int64(most-least)))) // the length of a fault, or of the time between two
 }
 
 // ofServer are the troubles of the server. After each of them somebody has to run again in time.
@@ -264,7 +264,7 @@ func (c *chaos) busy(r *rand.Rand) *member {
 		if busy {
 			return m
 		}
-		time.Sleep(time.Millisecond)
+		time.Sleep(time.Millisecond) // the pace of the looks
 	}
 }
 

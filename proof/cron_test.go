@@ -21,6 +21,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/underlease/underlease/backends/backendtest/servers"
 )
 
 // cronTree is the size of what the job packs.
@@ -98,7 +100,7 @@ func TestTwoCrontabLines(t *testing.T) {
 		t.Skip("SKIPPED in a short run: it waits for the next minute")
 	}
 	cron, missing := cronable()
-	require(t, "cron", missing)
+	servers.Require(t, "cron", missing)
 	nothingLeft(t, 0)
 	dir := t.TempDir()
 	for name, text := range cronFiles {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/underlease/underlease/backends/backendtest/servers"
 	"github.com/underlease/underlease/proof/figures"
 )
 
@@ -35,7 +36,7 @@ func TestARunCostsAtMostSoMuchMoreThanFlock(t *testing.T) {
 	}
 	measure := func(dir string) (ours, flock time.Duration) {
 		subjects, err := figures.Usual(bin.underlease, dir)
-		require(t, "flock", err)
+		servers.Require(t, "flock", err)
 		all, err := figures.Starts(subjects, rounds)
 		if err != nil {
 			t.Fatal(err)

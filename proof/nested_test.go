@@ -8,13 +8,15 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/underlease/underlease/backends/backendtest/servers"
 )
 
 // A run inside another one keeps its lease until its own tree is dead, also when the outer one kills everything: the inner
 // guardian, which holds the inner lock, dies last.
 func TestAKillFromOutsideKeepsTheInnerLeaseUntilItsTreeIsDead(t *testing.T) {
 	if _, err := exec.LookPath("flock"); err != nil {
-		require(t, "flock", err)
+		servers.Require(t, "flock", err)
 	}
 	where, dir := store(t), t.TempDir()
 	witness, up := filepath.Join(dir, "witness"), filepath.Join(dir, "up")

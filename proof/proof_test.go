@@ -61,20 +61,6 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// require skips a test that lacks what it needs, loudly; where UNDERLEASE_TEST_REQUIRE names the need (or all), it fails.
-func require(t *testing.T, need string, missing error) {
-	t.Helper()
-	if missing == nil {
-		return
-	}
-	for name := range strings.SplitSeq(os.Getenv("UNDERLEASE_TEST_REQUIRE"), ",") {
-		if name == need || name == "all" {
-			t.Fatalf("%s is required, and missing: %v", need, missing)
-		}
-	}
-	t.Skipf("SKIPPED, not proved here: %s is missing: %v", need, missing)
-}
-
 // store makes an empty file store.
 func store(t *testing.T) string {
 	t.Helper()

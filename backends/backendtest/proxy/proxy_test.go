@@ -54,7 +54,7 @@ func newEcho(t *testing.T) *echo {
 func (e *echo) seen(t *testing.T, want ...string) {
 	t.Helper()
 	var got []string
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) { // the pace of the looks
 		e.mu.Lock()
 		got = append([]string(nil), e.lines...)
 		e.mu.Unlock()
