@@ -10,6 +10,7 @@ import (
 
 	"github.com/underlease/underlease/backends"
 	"github.com/underlease/underlease/backends/file"
+	"github.com/underlease/underlease/backends/mysql"
 	"github.com/underlease/underlease/backends/postgres"
 	"github.com/underlease/underlease/backends/redis"
 )
@@ -21,6 +22,7 @@ func Schemes() map[string]backends.Scheme {
 	}
 	maps.Copy(all, redis.Schemes())
 	maps.Copy(all, postgres.Schemes())
+	maps.Copy(all, mysql.Schemes())
 	return all
 }
 

@@ -92,9 +92,9 @@ type lease struct {
 }
 
 // None and Unknown are the ends of [backends.OutcomeNone] and [backends.OutcomeUnknown] as they are stored.
-var (
-	None    = string(encode(end{Outcome: backends.OutcomeNone}))
-	Unknown = string(encode(unknown))
+const (
+	None    = `{"o":"` + backends.OutcomeNone + `","c":0,"m":0}`
+	Unknown = `{"o":"` + backends.OutcomeUnknown + `","c":0,"m":0}`
 )
 
 func encode(v any) []byte {
