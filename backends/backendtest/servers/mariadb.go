@@ -99,15 +99,7 @@ func StartMariaDB(t testing.TB, o MariaDBOptions) *MariaDB {
 	m.Process = Start(t, c)
 	m.Do("CREATE DATABASE lease; CREATE USER lease@'%' IDENTIFIED BY '" + o.Password + "'; GRANT ALL ON lease.* TO lease@'%'")
 	if strings.ContainsAny(o.Zone, "/") {
-		zones, err := os.CreateTemp(dir, "zones")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer zones.Close()
-		if _, err := zones.WriteString(run("mariadb-tzinfo-to-sql", filepath.Join("/usr/share/zoneinfo", o.Zone), o.Zone)); err != nil {
-			t.Fatal(err)
-		}
-		m.Do("USE mysql; SOURCE " + zones.Name())
+		m.Do("USE mysql;\n" + run("mariadb-tzinfo-to-sql", filepath.Join("/usr/share/zoneinfo", o.Zone), o.Zone))
 		m.Do("SET GLOBAL time_zone = '" + o.Zone + "'")
 	}
 	return m

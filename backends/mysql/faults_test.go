@@ -1,0 +1,28 @@
+//go:build linux
+
+package mysql
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/underlease/underlease/backends/backendtest/servers"
+	"github.com/underlease/underlease/backends/table"
+	"github.com/underlease/underlease/backends/table/tabletest"
+)
+
+var harness = tabletest.Harness{
+	Start: func(t *testing.T, o tabletest.Options) tabletest.Server {
+		return servers.StartMariaDB(t, servers.MariaDBOptions{Clock: o.Clock, Zone: o.Zone, Args: []string{"--innodb-flush-log-at-trx-commit=1"}})
+	},
+	URL: func(addr string) string { return "mysql://lease@" + addr + "/lease" }, Open: opened,
+	OfAcquire: "own = 0, choice = CASE", OfRenew: "LAST_INSERT_ID", OfRelease: "JSON_REMOVE(JSON_SET(slots",
+	Greeting: 2, Columns: "term, revision, slots, ends, records, gone",
+	Where: func(namespace, lease string) string { return where(table.Key{Namespace: namespace, Lease: lease}) },
+	Stuff: func(namespace string, n int) []string {
+		return []string{fmt.Sprintf(`INSERT INTO underlease (namespace, lease, form, revision, term, version, gone, slots, ends, records)
+			SELECT %s, CONCAT('row-', LPAD(seq, 6, '0')), 1, 1, 1, 0, 100, '[]', '[]', '{}' FROM seq_0_to_%d`, raw(namespace), n-1)}
+	},
+}
+
+func TestWhatADatabaseHasToBear(t *testing.T) { tabletest.Run(t, harness) }

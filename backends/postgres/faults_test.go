@@ -1,0 +1,29 @@
+//go:build linux
+
+package postgres
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/underlease/underlease/backends/backendtest/servers"
+	"github.com/underlease/underlease/backends/table/tabletest"
+)
+
+var harness = tabletest.Harness{
+	Start: func(t *testing.T, o tabletest.Options) tabletest.Server {
+		p := servers.StartPostgres(t, servers.PostgresOptions{Clock: o.Clock, Durable: true})
+		if o.Zone != "" {
+			p.Do("ALTER ROLE lease SET timezone = '" + o.Zone + "'")
+		}
+		return p
+	},
+	URL: func(addr string) string { return "postgres://lease@" + addr + "/lease?sslmode=disable" }, Open: opened,
+	OfAcquire: "ON CONFLICT (namespace, lease) DO UPDATE SET", OfRenew: "RETURNING u.slots->$3", OfRelease: "WITH r AS",
+	Greeting: 1, Columns: "term, revision, slots, ends, records, gone", Where: where,
+	Stuff: func(namespace string, n int) []string {
+		return []string{fmt.Sprintf(`INSERT INTO underlease SELECT '\x%x', convert_to('row-' || lpad(i::text, 6, '0'), 'UTF8'), 1, 1, 1, 0, 100, '[]', '[]', '{}' FROM generate_series(0, %d) i`, namespace, n-1)}
+	},
+}
+
+func TestWhatADatabaseHasToBear(t *testing.T) { tabletest.Run(t, harness) }

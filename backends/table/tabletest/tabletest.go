@@ -1,0 +1,549 @@
+//go:build linux
+
+// Package tabletest has what every store in a database has to bear beside the suite of package backendtest: lost answers, lost
+// tables, clocks that are set, and others who make the same tables at the same time. A store's test hands [Run] a [Harness].
+package tabletest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/backendtest/proxy"
+	"github.com/underlease/underlease/backends/backendtest/servers"
+)
+
+// Server is a database server under control of a test.
+type Server interface {
+	Addr() string
+	Do(sql string) string
+	SetClock(ahead time.Duration)
+	Freeze()
+	Resume()
+	Kill()
+	Restart()
+}
+
+// Options are what makes a server special.
+type Options struct {
+	Clock bool   // its wall clock can be set
+	Zone  string // its time zone
+}
+
+// Harness is what has to be known about a kind of database.
+type Harness struct {
+	Start func(t *testing.T, o Options) Server
+	URL   func(addr string) string
+	Open  func(t testing.TB, url string) *backends.Store
+
+	// Words that only the request of one operation has.
+	OfAcquire, OfRenew, OfRelease string
+
+	Greeting int                                    // round trips until a connection stands
+	Columns  string                                 // term and documents of all leases, in SQL
+	Where    func(namespace, lease string) string   // the condition of a lease's row
+	Stuff    func(namespace string, n int) []string // SQL that makes n rows of free leases, row-000000 and so on
+}
+
+// Run runs every case as a subtest of its own.
+func Run(t *testing.T, h Harness) {
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, Harness)
+	}{
+		{"StatementsAreCounted", counted},
+		{"ALostAnswerIsSettledByTheHandle", lostAnswers},
+		{"ABlackHoleCostsEachCallItsLimitAndNoMore", blackHole},
+		{"ACancelledCallReturnsAtOnce", cancelled},
+		{"SixteenMakeTheTablesAtOnce", sixteen},
+		{"TermsGrowOverALostStore", lostStore},
+		{"WhatIsNotOursIsNotTouched", foreign},
+		{"AServerAnHourAwayKeepsLeasesAsLong", hourAway},
+		{"AServersClockIsSetWhileALeaseIsHeld", clockSet},
+		{"ManyRowsAreBoundedAndFound", manyRows},
+		{"ZonesDoNotMatter", zones},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.test(t, h) })
+	}
+}
+
+// Request is a request for a lease that nobody lets expire.
+func Request(lease string) backends.Request {
+	return backends.Request{Lease: lease, Holder: "somebody", Handle: backends.NewHandle(), Slots: 1, TTL: time.Minute}
+}
+
+// tries makes one attempt within a limit, as the runner does.
+func tries[T any](t *testing.T, limit time.Duration, f func(context.Context) (T, error)) (T, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	begun := time.Now()
+	got, err := f(ctx)
+	if took := time.Since(begun); took > limit+300*time.Millisecond {
+		t.Errorf("a call with a limit of %v took %v", limit, took)
+	}
+	return got, err
+}
+
+// Acquire makes one attempt.
+func Acquire(t *testing.T, s *backends.Store, r backends.Request) (backends.Grant, error) {
+	t.Helper()
+	return tries(t, 2*time.Second, func(ctx context.Context) (backends.Grant, error) { return s.Acquire(ctx, r) })
+}
+
+// Granted makes one attempt that has to succeed.
+func Granted(t *testing.T, s *backends.Store, r backends.Request) backends.Grant {
+	t.Helper()
+	g, err := Acquire(t, s, r)
+	if err != nil {
+		t.Fatalf("Acquire: got %v, want a grant", err)
+	}
+	return g
+}
+
+// Renew makes one attempt.
+func Renew(t *testing.T, s *backends.Store, g backends.Grant) error {
+	t.Helper()
+	_, err := tries(t, time.Second, func(ctx context.Context) (backends.Grant, error) { return s.Renew(ctx, g) })
+	return err
+}
+
+func release(t *testing.T, s *backends.Store, g backends.Grant) error {
+	t.Helper()
+	_, err := tries(t, time.Second, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, s.Release(ctx, g, backends.End{Outcome: "ok"})
+	})
+	return err
+}
+
+// counted: what each operation costs, once the tables are there; nobody looks whether they are.
+func counted(t *testing.T, h Harness) {
+	server := h.Start(t, Options{})
+	first := h.Open(t, h.URL(server.Addr()))
+	if err := release(t, first, Granted(t, first, Request("l"))); err != nil {
+		t.Fatal(err)
+	}
+	p := proxy.New(t, server.Addr())
+	s := h.Open(t, h.URL(p.Addr()))
+	if got := p.Made(); got != 0 {
+		t.Errorf("%d connections by opening, want none", got)
+	}
+	g := Granted(t, s, Request("l"))
+	if got := p.Trips(); got != h.Greeting+1 {
+		t.Errorf("%d round trips to the grant, want %d", got, h.Greeting+1)
+	}
+	if _, err := Acquire(t, s, Request("l")); !errors.Is(err, backends.ErrBusy) {
+		t.Errorf("Acquire: got %v, want busy", err)
+	}
+	if got := p.Trips(); got != 1 {
+		t.Errorf("%d round trips to be busy, want 1", got)
+	}
+	if err := Renew(t, s, g); err != nil {
+		t.Errorf("Renew: %v", err)
+	}
+	if got := p.Trips(); got != 1 {
+		t.Errorf("%d round trips for a renewal, want 1", got)
+	}
+	if err := release(t, s, g); err != nil {
+		t.Errorf("Release: %v", err)
+	}
+	if got := p.Trips(); got != 1 {
+		t.Errorf("%d round trips for a release, want 1", got)
+	}
+	if got := p.Made(); got != 0 { // those of the grant were counted by the first look
+		t.Logf("%d connections", got)
+	}
+}
+
+// C05, C08.
+func lostAnswers(t *testing.T, h Harness) {
+	server := h.Start(t, Options{})
+	for _, kind := range []proxy.Kind{proxy.ResetBefore, proxy.ResetAfter, proxy.Lose} {
+		p := proxy.New(t, server.Addr())
+		s, other := h.Open(t, h.URL(p.Addr())), h.Open(t, h.URL(server.Addr()))
+		lease := fmt.Sprintf("settled-%d", kind)
+		Granted(t, other, Request("warm")) // the tables are there
+		_ = other.Break(t.Context(), "", "warm", 0, "", true)
+		req := Request(lease)
+		held := func() (bool, backends.SlotState) {
+			t.Helper()
+			state, err := other.Inspect(t.Context(), "", lease)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(state.Slots) == 0 {
+				return false, backends.SlotState{}
+			}
+			return state.Slots[0].Held, state.Slots[0]
+		}
+
+		p.Inject(proxy.Fault{Kind: kind, Match: h.OfAcquire})
+		if _, err := Acquire(t, s, req); !errors.Is(err, backends.ErrUnavailable) {
+			t.Fatalf("fault %d: Acquire: got %v, want unavailable", kind, err)
+		}
+		_, state := held()
+		g := Granted(t, s, req)
+		if state.Held && g.Term != state.Term {
+			t.Errorf("fault %d: term: got %d, want the one of the attempt whose answer was lost, %d", kind, g.Term, state.Term)
+		}
+		p.Inject(proxy.Fault{Kind: kind, Match: h.OfRenew})
+		if err := Renew(t, s, g); !errors.Is(err, backends.ErrUnavailable) {
+			t.Errorf("fault %d: Renew: got %v, want unavailable", kind, err)
+		}
+		if err := Renew(t, s, g); err != nil {
+			t.Errorf("fault %d: the next Renew: got %v, want the grant", kind, err)
+		}
+		p.Inject(proxy.Fault{Kind: kind, Match: h.OfRelease})
+		if err := release(t, s, g); !errors.Is(err, backends.ErrUnavailable) {
+			t.Errorf("fault %d: Release: got %v, want unavailable", kind, err)
+		}
+		if is, _ := held(); is != (kind == proxy.ResetBefore) {
+			t.Errorf("fault %d: held after the lost answer to the release: got %v", kind, is)
+		}
+		if err := release(t, s, g); err != nil {
+			t.Errorf("fault %d: the next Release: got %v, want nil", kind, err)
+		}
+		past, err := other.Inspect(t.Context(), "", lease)
+		if err != nil || len(past.History) != 1 || past.History[0].End.Outcome != "ok" {
+			t.Errorf("fault %d: history: got %+v, %v, want one end", kind, past.History, err)
+		}
+		if got := p.Done(kind); got != 3 {
+			t.Errorf("the fault happened %d times, want 3", got)
+		}
+		// An answer that never came, and nobody who tries again: the handle gives it back.
+		req = Request(lease)
+		p.Inject(proxy.Fault{Kind: kind, Match: h.OfAcquire})
+		if _, err := Acquire(t, s, req); err == nil {
+			t.Errorf("fault %d: Acquire: got a grant", kind)
+		}
+		if is, _ := held(); is != (kind != proxy.ResetBefore) {
+			t.Errorf("fault %d: held after the lost answer to an acquisition: got %v", kind, is)
+		}
+		if err := s.Release(t.Context(), backends.Grant{Lease: lease, Handle: req.Handle}, backends.End{}); err != nil {
+			t.Errorf("fault %d: abandon: got %v, want nil", kind, err)
+		}
+		Granted(t, other, Request(lease))
+	}
+}
+
+func blackHole(t *testing.T, h Harness) {
+	server := h.Start(t, Options{})
+	p := proxy.New(t, server.Addr())
+	s := h.Open(t, h.URL(p.Addr()))
+	g := Granted(t, s, Request("l"))
+	for _, d := range []proxy.Direction{proxy.Requests, proxy.Answers, proxy.Requests | proxy.Answers} {
+		p.BlackHole(d)
+		for range 2 {
+			if err := Renew(t, s, g); !errors.Is(err, backends.ErrUnavailable) || !strings.Contains(err.Error(), p.Addr()) {
+				t.Errorf("Renew in a black hole: got %v, want unavailable with the address", err)
+			}
+		}
+		p.Heal()
+		if err := Renew(t, s, g); err != nil {
+			t.Errorf("Renew after it: got %v, want the grant", err)
+		}
+	}
+	server.Freeze()
+	if err := Renew(t, s, g); !errors.Is(err, backends.ErrUnavailable) {
+		t.Errorf("Renew of a frozen server: got %v, want unavailable", err)
+	}
+	server.Resume()
+	if err := Renew(t, s, g); err != nil {
+		t.Errorf("Renew after it: got %v, want the grant", err)
+	}
+	p.Cut()
+	if err := Renew(t, s, g); err != nil && !errors.Is(err, backends.ErrUnavailable) {
+		t.Errorf("Renew after a cut: got %v, want the grant or unavailable", err)
+	}
+	if err := Renew(t, s, g); err != nil {
+		t.Errorf("the next Renew: got %v, want the grant", err)
+	}
+	// C67: a connection that the server has closed while nobody used it is seen before it is used.
+	time.Sleep(1100 * time.Millisecond) // for so long none is looked at
+	p.Cut()
+	if err := Renew(t, s, g); err != nil {
+		t.Errorf("Renew after a cut that is long ago: got %v, want the grant", err)
+	}
+}
+
+func cancelled(t *testing.T, h Harness) {
+	server := h.Start(t, Options{})
+	s := h.Open(t, h.URL(server.Addr()))
+	g := Granted(t, s, Request("l"))
+	server.Freeze()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := s.Renew(ctx, g)
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		t.Fatalf("Renew of a frozen server: got %v before anything happened", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	cancel()
+	select {
+	case err := <-done:
+		if err == nil || errors.Is(err, backends.ErrLost) {
+			t.Errorf("Renew: got %v, want an error that is no answer", err)
+		}
+	case <-time.After(time.Second):
+		t.Error("Renew: not back a second after its context ended")
+	}
+	server.Resume()
+}
+
+// C68: the tables are made by whoever comes first, and once.
+func sixteen(t *testing.T, h Harness) {
+	server := h.Start(t, Options{})
+	for round := range 3 {
+		if round > 0 {
+			server.Do("DROP TABLE underlease; DROP TABLE underlease_fences; DROP TABLE underlease_schema")
+		}
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		grants := 0
+		for i := range 16 {
+			s := h.Open(t, h.URL(server.Addr()))
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				defer cancel()
+				_, err := s.Acquire(ctx, Request("l"))
+				if err != nil && !errors.Is(err, backends.ErrBusy) {
+					t.Errorf("round %d, client %d: Acquire: got %v, want a grant or busy", round, i, err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if err == nil {
+					grants++
+				}
+			})
+		}
+		wg.Wait()
+		if grants != 1 {
+			t.Errorf("round %d: got %d grants, want 1", round, grants)
+		}
+		if got := server.Do("SELECT count(*), max(version) FROM underlease_schema"); got != "1|1" && got != "1\t1" {
+			t.Errorf("round %d: got %q rows and version, want 1 and 1", round, got)
+		}
+	}
+}
+
+// C10, C15: terms grow over the loss of everything, and a holder is told.
+func lostStore(t *testing.T, h Harness) {
+	server := h.Start(t, Options{})
+	s := h.Open(t, h.URL(server.Addr()))
+	last := backends.Term(0)
+	for i, lose := range []string{"", "DELETE FROM underlease", "DROP TABLE underlease", "UPDATE underlease SET slots = '[]'"} {
+		var g backends.Grant
+		if lose != "" {
+			g = Granted(t, s, Request("l"))
+			last = g.Term
+			server.Do(lose)
+			for range 2 {
+				if err := Renew(t, s, g); !errors.Is(err, backends.ErrLost) {
+					t.Errorf("loss %d: Renew: got %v, want ErrLost", i, err)
+				}
+			}
+			if err := release(t, s, g); err != nil {
+				t.Errorf("loss %d: Release: got %v, want nil", i, err)
+			}
+		}
+		g = Granted(t, s, Request("l"))
+		if g.Term <= last {
+			t.Errorf("loss %d: term: got %d, want more than %d", i, g.Term, last)
+		}
+		last = g.Term
+		if err := release(t, s, g); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g := Granted(t, s, Request("l"))
+	server.Kill()
+	if err := Renew(t, s, g); !errors.Is(err, backends.ErrUnavailable) {
+		t.Errorf("Renew of a dead server: got %v, want unavailable", err)
+	}
+	server.Restart()
+	servers.Within(t, 10*time.Second, "a renewal", func() error { return Renew(t, s, g) })
+}
+
+// A damaged row and a newer one are left as they are.
+func foreign(t *testing.T, h Harness) {
+	server := h.Start(t, Options{})
+	s := h.Open(t, h.URL(server.Addr()))
+	for name, c := range map[string]struct{ set, text, hint string }{
+		"newer":   {"form = 2", "form 2 of a newer version", "update underlease"},
+		"slot":    {`slots = '[{}]'`, "slot 0 cannot be read", "delete it"},
+		"slots":   {`slots = '[7]'`, "damaged", "look at"},
+		"largest": {"term = 9007199254740991", "no room for a larger one", "look at"},
+	} {
+		g := Granted(t, s, Request(name))
+		if name == "largest" {
+			if err := release(t, s, g); err != nil {
+				t.Fatal(err)
+			}
+		}
+		server.Do("UPDATE underlease SET " + c.set + " " + h.Where("", name))
+		look := "SELECT " + h.Columns + " FROM underlease " + h.Where("", name)
+		before := server.Do(look)
+		_, err := Acquire(t, s, Request(name))
+		if !errors.Is(err, backends.ErrBroken) || !strings.Contains(err.Error(), c.text) || !strings.Contains(backends.Hint(err), c.hint) {
+			t.Errorf("%s: Acquire: got %v with the hint %q, want broken with %q and %q", name, err, backends.Hint(err), c.text, c.hint)
+		}
+		if err := Renew(t, s, g); name != "largest" && !errors.Is(err, backends.ErrBroken) {
+			t.Errorf("%s: Renew: got %v, want broken", name, err)
+		}
+		if got := server.Do(look); got != before {
+			t.Errorf("%s: the row was changed: got %s, want %s", name, got, before)
+		}
+	}
+}
+
+// C63.
+func hourAway(t *testing.T, h Harness) {
+	server := h.Start(t, Options{Clock: true})
+	for _, ahead := range []time.Duration{-time.Hour, time.Hour} {
+		server.SetClock(ahead)
+		s := h.Open(t, h.URL(server.Addr()))
+		lease := fmt.Sprint("l", ahead)
+		Granted(t, s, Request("warm"+lease))
+		req := Request(lease)
+		req.TTL = 600 * time.Millisecond
+		begun := time.Now()
+		g := Granted(t, s, req)
+		if by := time.UnixMilli(int64(g.Term)).Sub(begun) - ahead; by < -time.Minute || by > time.Minute {
+			t.Errorf("%v ahead: term: got %d, want the server's clock", ahead, g.Term)
+		}
+		_, err := Acquire(t, s, Request(lease))
+		if busy, ok := errors.AsType[*backends.BusyError](err); !ok || busy.Left <= 0 || busy.Left > req.TTL {
+			t.Errorf("%v ahead: Acquire: got %v, want busy for at most %v", ahead, err, req.TTL)
+		}
+		begun = time.Now()
+		if err := Renew(t, s, g); err != nil {
+			t.Errorf("%v ahead: Renew: got %v, want the grant", ahead, err)
+		}
+		servers.Within(t, 10*time.Second, "the lease is free", func() error {
+			_, err := Acquire(t, s, Request(lease))
+			return err
+		})
+		if took := time.Since(begun); took < req.TTL-5*time.Millisecond || took > req.TTL+time.Second {
+			t.Errorf("%v ahead: free after %v, want the ttl of %v", ahead, took, req.TTL)
+		}
+	}
+}
+
+// A clock that is set back delays a lease by one ttl; one that is set forward frees it early, and its holder is told.
+func clockSet(t *testing.T, h Harness) {
+	server := h.Start(t, Options{Clock: true})
+	s := h.Open(t, h.URL(server.Addr()))
+	Granted(t, s, Request("warm"))
+	req := Request("l")
+	req.TTL = time.Second
+	g := Granted(t, s, req)
+	server.SetClock(-time.Hour)
+	begun := time.Now()
+	for range 3 {
+		if err := Renew(t, s, g); err != nil {
+			t.Errorf("Renew after the clock was set back: got %v, want the grant", err)
+		}
+	}
+	var next backends.Grant
+	within := func(what string, least, most time.Duration) {
+		t.Helper()
+		servers.Within(t, 10*time.Second, "the lease is free", func() (err error) {
+			next, err = Acquire(t, s, Request("l"))
+			return err
+		})
+		if took := time.Since(begun); took < least-5*time.Millisecond || took > most {
+			t.Errorf("%s: free after %v, want %v to %v", what, took, least, most)
+		}
+	}
+	within("renewed", req.TTL, req.TTL+time.Second)
+	if next.Term <= g.Term {
+		t.Errorf("term: got %d, want more than %d", next.Term, g.Term)
+	}
+	// Set back again, and nobody renews: whoever looks cuts what is too far away.
+	if err := release(t, s, next); err != nil {
+		t.Fatal(err)
+	}
+	g = Granted(t, s, req)
+	server.SetClock(-2 * time.Hour)
+	begun = time.Now()
+	within("not renewed", 0, req.TTL+time.Second)
+	server.SetClock(time.Hour)
+	last := Granted(t, s, Request("l"))
+	if last.Term <= next.Term {
+		t.Errorf("term: got %d, want more than %d", last.Term, next.Term)
+	}
+	if err := Renew(t, s, next); !errors.Is(err, backends.ErrLost) {
+		t.Errorf("Renew of the grant that the clock has ended: got %v, want ErrLost", err)
+	}
+}
+
+// C62: rows go by themselves, those with records stay.
+func manyRows(t *testing.T, h Harness) {
+	server := h.Start(t, Options{})
+	s := h.Open(t, h.URL(server.Addr()))
+	g := Granted(t, s, Request("first"))
+	if err := release(t, s, g); err != nil {
+		t.Fatal(err)
+	}
+	const old = 40
+	for _, sql := range h.Stuff("old", old) {
+		server.Do(sql)
+	}
+	if _, err := s.Records().Put(t.Context(), "old", "row-000000", backends.Put{Key: "k"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	count := func() string { return server.Do("SELECT count(*) FROM underlease") }
+	for i := range old {
+		if err := release(t, s, Granted(t, s, Request(fmt.Sprintf("new-%d", i)))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Every new lease has made room for two; what has a record stays, and so does what was used today.
+	if got, want := count(), fmt.Sprint(1+1+old); got != want {
+		t.Errorf("rows: got %s, want %s", got, want)
+	}
+	if err := s.Records().Delete(t.Context(), "old", "row-000000", "k"); err != nil {
+		t.Fatal(err)
+	}
+	if got := server.Do("SELECT gone < 2147483647 FROM underlease " + h.Where("old", "row-000000")); got != "t" && got != "1" {
+		t.Errorf("a row without its records: got %q, want one that goes", got)
+	}
+}
+
+// Zones that the server or the session may have change nothing: neither does the hour that a clock leaves out.
+func zones(t *testing.T, h Harness) {
+	for _, zone := range []string{"+09:00", "Europe/Berlin"} {
+		server := h.Start(t, Options{Clock: true, Zone: zone})
+		// The last Sunday of a March, 01:59:58 UTC plus a second: in Berlin there is no time between two and three.
+		gap := time.Date(2027, time.March, 28, 0, 59, 58, 0, time.UTC)
+		server.SetClock(time.Until(gap))
+		s, other := h.Open(t, h.URL(server.Addr())), h.Open(t, h.URL(server.Addr()))
+		req := Request("l")
+		req.TTL = 2 * time.Second
+		g := Granted(t, s, req)
+		if by := time.UnixMilli(int64(g.Term)).Sub(gap); by < -time.Second || by > time.Minute {
+			t.Errorf("%s: term: got %v, want about %v", zone, time.UnixMilli(int64(g.Term)).UTC(), gap)
+		}
+		for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) { // over the gap
+			if err := Renew(t, s, g); err != nil {
+				t.Fatalf("%s: Renew: got %v, want the grant", zone, err)
+			}
+			if _, err := Acquire(t, other, Request("l")); !errors.Is(err, backends.ErrBusy) {
+				t.Fatalf("%s: Acquire by another: got %v, want busy", zone, err)
+			}
+		}
+		if err := release(t, s, g); err != nil {
+			t.Errorf("%s: Release: got %v, want nil", zone, err)
+		}
+		Granted(t, other, Request("l"))
+	}
+}
