@@ -3,7 +3,7 @@
 // # The promise
 //
 // To acquire, to renew and to release a lease is one statement and one round trip each, which PostgreSQL runs alone on the row
-// of the lease. The clock is the server's, read after the row was locked. See package table for what this rests on.
+// of the lease. The clock is the server's. See package table for what this rests on.
 //
 // # How
 //

@@ -18,7 +18,7 @@ func (d *database) channel(k table.Key) string {
 
 // Listen implements [table.Teller]. It uses one connection, which listens on until it is closed: a waiter calls again and again,
 // with attempts in between, and what is told meanwhile is not missed.
-func (d *database) Listen(ctx context.Context, k table.Key, ready func(context.Context) (time.Duration, error)) (able bool, err error) {
+func (d *database) Listen(ctx context.Context, k table.Key, left func(*table.Row) (time.Duration, error)) (able bool, err error) {
 	channel := d.channel(k)
 	err = d.pool.Do(ctx, func(c *conn) error {
 		if able, err = c.direct(ctx); err != nil || !able {
@@ -34,11 +34,19 @@ func (d *database) Listen(ctx context.Context, k table.Key, ready func(context.C
 			c.told = false
 			return nil
 		}
-		left, err := ready(ctx)
-		if err != nil || left <= 0 {
+		got, err := c.query(ctx, d.text.look, raw(k.Namespace), raw(k.Lease))
+		row, err := d.one(k, got, err)
+		if d.Missing(err) {
+			return nil
+		}
+		if err != nil {
 			return err
 		}
-		waiting, stop := context.WithTimeout(ctx, left)
+		limit, err := left(row)
+		if err != nil || limit <= 0 {
+			return err
+		}
+		waiting, stop := context.WithTimeout(ctx, limit)
 		defer stop()
 		for !c.told {
 			if err := c.WaitForNotification(waiting); err != nil {

@@ -3,8 +3,8 @@
 // # The promise
 //
 // To acquire, to renew and to release a lease is one statement each, which commits by itself: no transaction stays open while
-// this process is stopped, and no lock outlives a statement. The database's clock alone decides expiry, read while the row is
-// locked. Whatever a statement did before its answer was lost, the next attempt with the same handle finds and continues.
+// this process is stopped, and no lock outlives a statement. The database's clock alone decides expiry. Whatever a statement
+// did before its answer was lost, the next attempt with the same handle finds and continues.
 //
 // # How
 //

@@ -16,9 +16,9 @@ const (
 
 // Teller is what a [Database] does that can tell when a lease may be free.
 type Teller interface {
-	// Listen calls ready when nothing that comes afterwards can be missed, waits until it was told, for the time that ready
-	// returns at most, and then returns nil. It returns false where nobody can be told anything, without calling ready.
-	Listen(ctx context.Context, k Key, ready func(context.Context) (time.Duration, error)) (bool, error)
+	// Listen waits until it is told. Before, when nothing that comes afterwards can be missed, it reads the row and calls left
+	// with it, and then waits for no longer than that returns. It returns false where nobody can be told anything.
+	Listen(ctx context.Context, k Key, left func(*Row) (time.Duration, error)) (bool, error)
 }
 
 // WaitFree implements [backends.Waiter]. Where the database can tell, it waits to be told; else it looks again and again, with
@@ -29,15 +29,22 @@ func (c *Client) WaitFree(ctx context.Context, req backends.Request) error {
 	}
 	k := Key{req.Namespace, req.Lease}
 	if t, ok := c.db.(Teller); ok {
-		able, err := t.Listen(ctx, k, func(ctx context.Context) (time.Duration, error) { return c.left(ctx, k, req.Slots) })
+		able, err := t.Listen(ctx, k, func(row *Row) (time.Duration, error) { return c.left(row, req.Slots) })
 		if able || err != nil {
 			return c.waited(ctx, err)
 		}
 	}
 	for look := firstLook; ; look = min(2*look, longestLook) {
-		left, err := c.left(ctx, k, req.Slots)
+		row, err := c.db.Look(ctx, k)
+		switch {
+		case err != nil && c.db.Missing(err):
+			return nil
+		case err != nil:
+			return c.waited(ctx, c.db.Classify(ctx, err))
+		}
+		left, err := c.left(row, req.Slots)
 		if err != nil || left <= 0 {
-			return c.waited(ctx, err)
+			return err
 		}
 		if err := pause(ctx, min(left, jitter(look))); err != nil {
 			return err
@@ -54,13 +61,9 @@ func (c *Client) waited(ctx context.Context, err error) error {
 }
 
 // left is how long a lease stays taken for who may take so many slots.
-func (c *Client) left(ctx context.Context, k Key, slots int) (time.Duration, error) {
-	row, err := c.db.Look(ctx, k)
-	if err != nil && c.db.Missing(err) || err == nil && row == nil {
+func (c *Client) left(row *Row, slots int) (time.Duration, error) {
+	if row == nil {
 		return 0, nil
-	}
-	if err != nil {
-		return 0, c.db.Classify(ctx, err)
 	}
 	l, err := c.read(row)
 	if err != nil || len(l.slots) < slots {
