@@ -47,7 +47,7 @@ func (d *database) statement(sql string) string {
 
 func (d *database) revision() string {
 	d.t.Helper()
-	return d.statement("SELECT revision FROM underlease WHERE " + d.row)
+	return d.server.Do("SELECT revision FROM underlease WHERE " + d.row)
 }
 
 // renewed waits for a renewal that begins after the call.
@@ -585,7 +585,7 @@ func TestDatabaseConnectionsThatDoNotLast(t *testing.T) {
 			d := make(t)
 			d.proxy.CutEvery(2 * time.Second)
 			flags := []string{"--ttl", "12s", "--renew-every", "1500ms", "--wait", "60s"}
-			a := d.run(d.through(), flags, d.job(10*time.Second, "tree"))
+			a := d.run(d.through(), flags, d.job(10*time.Second))
 			a.begins()
 			var all []*live
 			for range 3 {

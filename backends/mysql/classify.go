@@ -158,7 +158,7 @@ func (d *database) primary(ctx context.Context, host string) string {
 	if err != nil {
 		return ""
 	}
-	c := &conn{plain}
+	c := &conn{Conn: plain}
 	defer c.Close()
 	for _, ask := range []string{"SHOW SLAVE STATUS", "SHOW REPLICA STATUS"} {
 		found, err := c.named(ctx, ask)

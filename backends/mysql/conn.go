@@ -24,7 +24,24 @@ type database struct {
 var _ table.Database = (*database)(nil)
 
 // conn is a connection, without the pool of the standard library: that one keeps a goroutine, and tries again by itself.
-type conn struct{ driver.Conn }
+type conn struct {
+	driver.Conn
+	begun bool // the session is as it has to be
+}
+
+// session stands before the first request of a connection, in the same round trip: assignments from left to right, no silent
+// truncation, and no transaction that stays open.
+//
+// Source: MariaDB, SQL_MODE: SIMULTANEOUS_ASSIGNMENT would turn the first off.
+const session = "SET sql_mode = 'STRICT_ALL_TABLES', autocommit = 1; "
+
+func (c *conn) begin(sql string) string {
+	if c.begun {
+		return sql
+	}
+	c.begun = true // or it is closed
+	return session + sql
+}
 
 // Usable implements [table.Conn].
 func (c *conn) Usable() bool { return c.Conn.(driver.Validator).IsValid() }
@@ -57,7 +74,7 @@ func (d *database) dial(ctx context.Context) (*conn, error) {
 			last = err
 			continue
 		}
-		c := &conn{plain}
+		c := &conn{Conn: plain}
 		if len(hosts) > 1 {
 			got, err := c.rows(ctx, "SELECT @@global.read_only")
 			if err == nil && len(got) == 1 && string(got[0][0]) != "0" {
@@ -76,7 +93,7 @@ func (d *database) dial(ctx context.Context) (*conn, error) {
 
 // rows runs a request that returns rows.
 func (c *conn) rows(ctx context.Context, sql string) (all [][][]byte, err error) {
-	rows, err := c.Conn.(driver.QueryerContext).QueryContext(ctx, sql, nil)
+	rows, err := c.Conn.(driver.QueryerContext).QueryContext(ctx, c.begin(sql), nil)
 	if err != nil {
 		return nil, c.lost(err)
 	}
@@ -126,7 +143,7 @@ func (d *database) query(ctx context.Context, sql string) (got [][][]byte, err e
 // exec runs one statement that returns no rows.
 func (d *database) exec(ctx context.Context, sql string) (matched, id int64, err error) {
 	err = d.pool.Do(ctx, func(c *conn) error {
-		got, err := c.Conn.(driver.ExecerContext).ExecContext(ctx, sql, nil)
+		got, err := c.Conn.(driver.ExecerContext).ExecContext(ctx, c.begin(sql), nil)
 		if err != nil {
 			return c.lost(err)
 		}
@@ -249,7 +266,7 @@ func (d *database) Close() error {
 
 // named runs a request and returns its first row by the names of the columns.
 func (c *conn) named(ctx context.Context, sql string) (map[string]string, error) {
-	rows, err := c.Conn.(driver.QueryerContext).QueryContext(ctx, sql, nil)
+	rows, err := c.Conn.(driver.QueryerContext).QueryContext(ctx, c.begin(sql), nil)
 	if err != nil {
 		return nil, c.lost(err)
 	}

@@ -127,7 +127,7 @@ func (d *database) create(ctx context.Context, all bool) error {
 		}
 		defer func() { _, _ = c.rows(ctx, "SELECT RELEASE_LOCK("+lock+")") }()
 		run := func(sql string) error {
-			_, err := c.Conn.(driver.ExecerContext).ExecContext(ctx, d.settings.fill(sql), nil)
+			_, err := c.Conn.(driver.ExecerContext).ExecContext(ctx, c.begin(d.settings.fill(sql)), nil)
 			return c.lost(err)
 		}
 		for _, sql := range []string{leasesSQL, fencesSQL, versionSQL, numberSQL} {

@@ -153,10 +153,6 @@ func (s *settings) config(host string) *driver.Config {
 	}
 	c.ClientFoundRows, c.MultiStatements, c.CheckConnLiveness = true, true, true
 	c.Logger = silence{}
-	// Assignments from left to right, no silent truncation, and no transaction that stays open.
-	//
-	// Source: MariaDB, SQL_MODE: SIMULTANEOUS_ASSIGNMENT would turn the first off.
-	c.Params = map[string]string{"sql_mode": "'STRICT_ALL_TABLES'", "autocommit": "1"}
 	return c
 }
 
