@@ -89,8 +89,11 @@ func (d *database) said(ctx context.Context, e *mysql.MySQLError) error {
 	}
 	switch e.Number {
 	case 1045, 1698, 1524, 1862:
-		return backends.WithHint(backends.Denied(nil, "%s: the server refused user or password: %s", d.address, text),
-			"look at user and password in the store's URL, where special characters are written as %%XX")
+		hint := "look at user and password in the store's URL, where special characters are written as %XX"
+		if d.settings.tls == nil {
+			hint += "; a server that wants encryption says the same: tls=true"
+		}
+		return backends.WithHint(backends.Denied(nil, "%s: the server refused user or password: %s", d.address, text), "%s", hint)
 	case 1130:
 		return backends.Denied(nil, "%s: %s", d.address, text)
 	case 1044, 1142, 1143, 1227, 1370:
