@@ -71,6 +71,7 @@ var layers = map[string]layer{
 		may: []string{"backends", "backends/table", "github.com/go-sql-driver/mysql"},
 		why: "a store knows the contract and its own client library",
 	},
+	"backends/table/tabletest": {may: []string{"backends", "backends/backendtest/proxy", "backends/backendtest/servers"}, why: "what a database has to bear is the same for all"},
 	"backends/postgres": {
 		may: []string{"backends", "backends/table", "github.com/jackc/pgx/v5/pgconn"},
 		why: "a store knows the contract and its own client library; pgconn alone, for pgx itself costs more at every start",

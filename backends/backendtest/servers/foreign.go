@@ -16,7 +16,7 @@ import (
 // run as root keeps its user.
 func as(t testing.TB, need, name string) (*syscall.Credential, string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "ul-"+name+"-") // the test's own is closed to others, and its path too long for a socket
+	dir, err := os.MkdirTemp("", "ul-"+name+"-") //nolint:usetesting // the test's own is closed to others, and its path too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -472,7 +472,7 @@ func clockSet(t *testing.T, h Harness) {
 	if err := release(t, s, next); err != nil {
 		t.Fatal(err)
 	}
-	g = Granted(t, s, req)
+	Granted(t, s, req)
 	server.SetClock(-2 * time.Hour)
 	begun = time.Now()
 	within("not renewed", 0, req.TTL+time.Second)
