@@ -73,18 +73,19 @@ func TestTwoURLsOfOneStoreHaveOneIdentity(t *testing.T) {
 func TestABadURLIsRefusedWithoutItsSecrets(t *testing.T) {
 	const secret = "s3cr3t"
 	for raw, text := range map[string]string{
-		"postgres:" + secret + "@h":                                                     "no host",
-		"postgres://u:" + secret + "@h:0/db":                                            "port",
-		"postgres://u:" + secret + "@h,:7/db":                                           "empty host",
-		"postgres://u:" + secret + "@h/db#x":                                            "fragment",
-		"postgres://h/db?x=" + secret:                                                   `no parameter "x"`,
-		"postgres://h/db?table=a-b":                                                     "not a plain name",
-		"postgres://h/db?table=":                                                        "not a plain name",
-		"postgres://h/db?schema=a%22b":                                                  "not a plain name",
-		"postgres://h/db?table=a&table=b":                                               "more than once",
-		"postgres://h/db?%zz":                                                           "cannot be read",
-		"postgres://u:" + secret + "@h/db?sslmode=x":                                    "cannot be used",
-		"postgres://u:" + secret + "@h/db?service=none":                                 "cannot be used",
+		"postgres:" + secret + "@h":                     "no host",
+		"postgres://u:" + secret + "@h:0/db":            "port",
+		"postgres://u:" + secret + "@h,:7/db":           "empty host",
+		"postgres://u:" + secret + "@h/db#x":            "fragment",
+		"postgres://h/db?x=" + secret:                   `no parameter "x"`,
+		"postgres://h/db?table=a-b":                     "not a plain name",
+		"postgres://h/db?table=":                        "not a plain name",
+		"postgres://h/db?schema=a%22b":                  "not a plain name",
+		"postgres://h/db?table=a&table=b":               "more than once",
+		"postgres://h/db?%zz":                           "cannot be read",
+		"postgres://u:" + secret + "@h/db?sslmode=x":    "cannot be used",
+		"postgres://u:" + secret + "@h/db?service=none": "cannot be used",
+
 		"postgres://u:" + secret + "@h/db?sslmode=verify-full&sslrootcert=/nonexistent": "/nonexistent",
 	} {
 		u, err := backends.ParseURL(raw)
