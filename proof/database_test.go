@@ -17,6 +17,7 @@ import (
 
 	"github.com/underlease/underlease/backends/backendtest/proxy"
 	"github.com/underlease/underlease/backends/backendtest/servers"
+	"github.com/underlease/underlease/proof/figures"
 	"github.com/underlease/underlease/proof/stamps"
 )
 
@@ -640,6 +641,39 @@ func TestDatabaseSecretsAreShownNowhere(t *testing.T) {
 			if all := l.stderr.String() + string(report); strings.Contains(all, secret) {
 				t.Errorf("the secret is shown:\n%s", all)
 			}
+		}
+	}
+}
+
+// The bar is 11 ms on a quiet machine, in one run with true(1) and flock(1). Other things that a machine does are no figure of
+// ours: the limit leaves room for them.
+func TestARunOnADatabaseTakesMilliseconds(t *testing.T) {
+	const most = 25 * time.Millisecond
+	rounds := 200
+	if testing.Short() {
+		rounds = 50
+	}
+	p, m := onPostgres(t, servers.PostgresOptions{Durable: true}), onMariaDB(t, servers.MariaDBOptions{Args: []string{"--innodb-flush-log-at-trx-commit=1"}})
+	b := servers.StartPgBouncer(t, p.server.(*servers.Postgres), 2)
+	subjects, err := figures.Usual(bin.underlease, t.TempDir())
+	require(t, "flock", err)
+	usual := len(subjects)
+	for _, s := range []struct{ name, url string }{
+		{"postgres", p.straight()}, {"postgres, sslmode=prefer", "postgres://lease@" + p.addr + "/lease"}, {"pgbouncer", p.url(b.Addr())}, {"mariadb", m.straight()},
+	} {
+		subjects = append(subjects, figures.Subject{
+			Name: s.name, Env: environ(), Args: []string{bin.underlease, "run", "--backend", s.url, "x", "--", subjects[0].Args[0]},
+		})
+	}
+	all, err := figures.Starts(subjects, rounds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	quiet := figures.Quietest(all, 0.25)
+	for i, s := range all {
+		t.Logf("%-25s median %v, p99 %v, least %v; in quiet rounds %v", s.Name, s.Median(), s.Quantile(0.99), s.Quantile(0), quiet[i].Median())
+		if got := quiet[i].Median(); i >= usual && got > most {
+			t.Errorf("%s: got a median of %v in quiet rounds, want at most %v", s.Name, got, most)
 		}
 	}
 }
