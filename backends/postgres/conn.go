@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"net"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -36,9 +38,30 @@ type conn struct {
 // Usable implements [table.Conn].
 func (c *conn) Usable() bool { return !c.IsClosed() && !c.IsBusy() && c.TxStatus() == 'I' }
 
-// Fresh implements [table.Conn].
+// Fresh implements [table.Conn]. What the server may have sent is left where it is.
 func (c *conn) Fresh() bool {
-	return c.CheckConn() == nil && c.Usable() //nolint:staticcheck // what it does not see, the statement finds; a ping would be a round trip
+	if !c.Usable() {
+		return false
+	}
+	plain := c.Conn()
+	if t, ok := plain.(interface{ NetConn() net.Conn }); ok {
+		plain = t.NetConn() // of TLS
+	}
+	s, ok := plain.(syscall.Conn)
+	if !ok {
+		return true
+	}
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return false
+	}
+	open := true
+	err = raw.Read(func(fd uintptr) bool {
+		n, _, err := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		open = n > 0 || errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.EINTR)
+		return true // whatever it is: nobody waits
+	})
+	return err == nil && open
 }
 
 // Close implements [table.Conn].
@@ -131,7 +154,11 @@ func (d *database) one(k table.Key, got [][][]byte, err error) (*table.Row, erro
 
 // Acquire implements [table.Database].
 func (d *database) Acquire(ctx context.Context, t table.Take) (*table.Row, error) {
-	got, err := d.query(ctx, d.text.acquire, raw(t.Namespace), raw(t.Lease), t.Digest, t.Slots, t.Holder, t.TTL, t.Hold)
+	text := d.text.acquire
+	if t.Slots == 1 {
+		text = d.text.acquireOne
+	}
+	got, err := d.query(ctx, text, raw(t.Namespace), raw(t.Lease), t.Digest, t.Slots, t.Holder, t.TTL, t.Hold)
 	return d.one(t.Key, got, err)
 }
 

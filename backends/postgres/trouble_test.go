@@ -250,6 +250,7 @@ func TestEveryStatementUsesAnIndex(t *testing.T) {
 	key := `'\x'::bytea, '\x726f772d303030303037'::bytea`
 	for name, c := range map[string]struct{ sql, args string }{
 		"acquire": {d.text.acquire, key + `, 'h', '1', 'w', '1', '0'`},
+		"one":     {d.text.acquireOne, key + `, 'h', '1', 'w', '1', '0'`},
 		"renew":   {d.text.renew, key + `, '0', 'h', '1'`},
 		"release": {d.text.release, key + `, '0', 'h', '1', '{}', 'false', 'c'`},
 		"read":    {d.text.read, key},
