@@ -67,6 +67,8 @@ func Run(t *testing.T, h Harness) {
 		{"AServersClockIsSetWhileALeaseIsHeld", clockSet},
 		{"ManyRowsAreBoundedAndFound", manyRows},
 		{"ZonesDoNotMatter", zones},
+		{"AThousandSlots", thousand},
+		{"WhatChangesNothingIsNoLoss", unchanged},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, h) })
 	}
@@ -546,4 +548,42 @@ func zones(t *testing.T, h Harness) {
 		}
 		Granted(t, other, Request("l"))
 	}
+}
+
+func thousand(t *testing.T, h Harness) {
+	server := h.Start(t, Options{})
+	s := h.Open(t, h.URL(server.Addr()))
+	for i := range 5 {
+		req := Request("l")
+		req.Slots = 1000
+		begun := time.Now()
+		g := Granted(t, s, req)
+		t.Logf("slot %d after %v", g.Slot, time.Since(begun))
+		if g.Slot != i {
+			t.Errorf("slot: got %d, want %d", g.Slot, i)
+		}
+		if err := Renew(t, s, g); err != nil {
+			t.Errorf("Renew: got %v, want the grant", err)
+		}
+	}
+}
+
+// Renewals within one millisecond write the expiry that is there already.
+func unchanged(t *testing.T, h Harness) {
+	server := h.Start(t, Options{})
+	var wg sync.WaitGroup
+	first := h.Open(t, h.URL(server.Addr()))
+	g := Granted(t, first, Request("l"))
+	for range 4 {
+		s := h.Open(t, h.URL(server.Addr()))
+		wg.Go(func() {
+			for range 100 {
+				if _, err := s.Renew(t.Context(), g); err != nil {
+					t.Errorf("Renew: got %v, want the grant", err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
