@@ -656,7 +656,7 @@ func TestARunOnADatabaseTakesMilliseconds(t *testing.T) {
 	p, m := onPostgres(t, servers.PostgresOptions{Durable: true}), onMariaDB(t, servers.MariaDBOptions{Args: []string{"--innodb-flush-log-at-trx-commit=1"}})
 	b := servers.StartPgBouncer(t, p.server.(*servers.Postgres), 2)
 	subjects, err := figures.Usual(bin.underlease, t.TempDir())
-	require(t, "flock", err)
+	servers.Require(t, "flock", err)
 	usual := len(subjects)
 	for _, s := range []struct{ name, url string }{
 		{"postgres", p.straight()}, {"postgres, sslmode=prefer", "postgres://lease@" + p.addr + "/lease"}, {"pgbouncer", p.url(b.Addr())}, {"mariadb", m.straight()},
