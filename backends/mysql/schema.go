@@ -40,6 +40,17 @@ CREATE TABLE IF NOT EXISTS {fences} (
 	term  BIGINT          NOT NULL
 ) ENGINE=InnoDB`
 
+	marksSQL = `-- the markers that jobs have written in transactions of their own, by {mark}
+CREATE TABLE IF NOT EXISTS {marks} (
+	namespace VARBINARY(100) NOT NULL,
+	lease     VARBINARY(200) NOT NULL,
+	term      BIGINT NOT NULL, -- under which it was written
+	version   BIGINT NOT NULL, -- as that of a record
+	written   BIGINT NOT NULL, -- milliseconds since 1970
+	value     LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+	PRIMARY KEY (namespace, lease)
+) ENGINE=InnoDB`
+
 	versionSQL = `-- which of these there are
 CREATE TABLE IF NOT EXISTS {version} (only_one TINYINT NOT NULL PRIMARY KEY, version INT NOT NULL) ENGINE=InnoDB`
 
@@ -65,9 +76,50 @@ const aboutGuard = `-- {guard} is called in the transaction of a job, with UNDER
 -- job has to roll its transaction back when it gets the error.
 `
 
+// The row of the lease is read without a lock: one would keep renewals waiting until the job commits.
+const markSQL = `CREATE PROCEDURE {mark}(IN of_lease VARCHAR(200) CHARACTER SET utf8mb4, IN of_term BIGINT, IN of_namespace VARCHAR(100) CHARACTER SET utf8mb4)
+	MODIFIES SQL DATA SQL SECURITY INVOKER
+BEGIN
+	DECLARE ms BIGINT DEFAULT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 1000;
+	DECLARE plain VARCHAR(301) CHARACTER SET utf8mb4 DEFAULT IF(of_namespace = '', of_lease, CONCAT(of_namespace, '/', of_lease));
+	DECLARE present, since, last, other BIGINT;
+	DECLARE applied INT;
+	DECLARE holder TEXT CHARACTER SET utf8mb4;
+	IF of_namespace IS NULL THEN
+		SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'underlease: a namespace is a text; the empty one is none';
+	END IF;
+	CALL {guard}(plain, of_term);
+	SELECT CAST(JSON_UNQUOTE(JSON_EXTRACT(slots, '$[0].t')) AS SIGNED), CAST(JSON_UNQUOTE(JSON_EXTRACT(slots, '$[0].b')) AS SIGNED),
+			JSON_UNQUOTE(JSON_EXTRACT(slots, '$[0].w')), version, JSON_CONTAINS_PATH(records, 'one', '$."6d61726b6572"') -- 'marker' in hexadecimal
+		INTO present, since, holder, last, applied
+		FROM {leases} WHERE namespace = CAST(of_namespace AS BINARY) AND lease = CAST(of_lease AS BINARY)
+			AND JSON_UNQUOTE(JSON_EXTRACT(slots, '$[0].h')) <> '';
+	IF present IS NULL OR present <> of_term THEN
+		SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'underlease: nobody holds the lease with this term: it was lost, stop this job';
+	END IF;
+	IF applied = 1 THEN
+		SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'underlease: it is applied already: roll this transaction back';
+	END IF;
+	INSERT INTO {marks} (namespace, lease, term, version, written, value)
+		VALUES (CAST(of_namespace AS BINARY), CAST(of_lease AS BINARY), of_term, GREATEST(last + 1, ms), ms, JSON_OBJECT(
+			'version', 1, 'term', of_term, 'holder', holder, 'run_id', CONCAT(plain, '/', of_term), 'at_ms', since,
+			'took_ms', GREATEST(0, ms - since), 'until_ms', GREATEST(0, ms - since)))
+		ON DUPLICATE KEY UPDATE term = term;
+	SELECT term INTO other FROM {marks} WHERE namespace = CAST(of_namespace AS BINARY) AND lease = CAST(of_lease AS BINARY) FOR UPDATE;
+	IF other <> of_term THEN
+		SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'underlease: it is applied already: roll this transaction back';
+	END IF;
+END`
+
+const aboutMark = `-- {mark} is called in the transaction of a job that runs under underlease gate, with UNDERLEASE_NAME, UNDERLEASE_TERM and
+-- the namespace, or '': the marker of the gate and what the job has written are there both, or neither is. It calls the guard, and
+-- raises an error where another run was faster. Mind that CREATE, ALTER and DROP commit the transaction that they stand in.
+`
+
 func (s *settings) fill(sql string) string {
 	return strings.NewReplacer(
 		"{leases}", name(s.table), "{fences}", name(s.table+"_fences"), "{guard}", name(s.table+"_guard"),
+		"{marks}", name(s.table+"_marks"), "{mark}", name(s.table+"_mark"),
 		"{version}", name(s.table+"_schema"), "{number}", strconv.Itoa(version),
 	).Replace(sql)
 }
@@ -79,10 +131,15 @@ func Schema(u *url.URL) (string, error) {
 		return "", err
 	}
 	return s.fill(leasesSQL + ";\n\n" + fencesSQL + ";\n\n" + aboutGuard + "DROP PROCEDURE IF EXISTS {guard};\nDELIMITER //\n" + guardSQL + "//\nDELIMITER ;\n\n" +
+		marksSQL + ";\n\n" + aboutMark + "DROP PROCEDURE IF EXISTS {mark};\nDELIMITER //\n" + markSQL + "//\nDELIMITER ;\n\n" +
 		versionSQL + ";\n" + numberSQL + ";\n\n-- what another user needs:\n" +
 		"-- GRANT SELECT, INSERT, UPDATE, DELETE ON {leases} TO user; -- underlease\n" +
+		"-- GRANT SELECT, DELETE ON {marks} TO user; -- underlease gate and underlease marker\n" +
 		"-- GRANT SELECT, INSERT, UPDATE ON {fences} TO user; -- jobs that call the guard, with\n" +
-		"-- GRANT EXECUTE ON PROCEDURE {guard} TO user;\n"), nil
+		"-- GRANT EXECUTE ON PROCEDURE {guard} TO user;\n" +
+		"-- GRANT SELECT ON {leases} TO user; -- jobs that write a marker, beside that, with\n" +
+		"-- GRANT SELECT, INSERT, UPDATE ON {marks} TO user;\n" +
+		"-- GRANT EXECUTE ON PROCEDURE {mark} TO user;\n"), nil
 }
 
 // Apply makes what a store needs and brings it up to date. It returns what it did, in words.
@@ -115,8 +172,11 @@ func Apply(ctx context.Context, u *url.URL) (string, error) {
 	return "version " + strconv.Itoa(version) + " of the schema was there at " + d.address, nil
 }
 
-// Create implements [table.Database]. The guard is left out where the user may not make procedures: jobs alone need it.
+// Create implements [table.Database]. The procedures are left out where the user may not make any: jobs alone need them.
 func (d *database) Create(ctx context.Context) error { return d.create(ctx, false) }
+
+// alreadyThere is the code for a procedure that is.
+const alreadyThere = 1304
 
 // create makes the tables under a lock of the server that others who do the same wait for; it ends with the connection, too.
 func (d *database) create(ctx context.Context, all bool) error {
@@ -130,18 +190,19 @@ func (d *database) create(ctx context.Context, all bool) error {
 			_, err := c.Conn.(driver.ExecerContext).ExecContext(ctx, c.begin(d.settings.fill(sql)), nil)
 			return c.lost(err)
 		}
-		for _, sql := range []string{leasesSQL, fencesSQL, versionSQL, numberSQL} {
+		for _, sql := range []string{leasesSQL, fencesSQL, marksSQL, versionSQL, numberSQL} {
 			if err := run(sql); err != nil {
 				return err
 			}
 		}
-		err := run(guardSQL)
-		switch number := code(err); {
-		case number == 1304: // it is there
-			return nil
-		case number != 0 && !all:
-			return nil
+		for _, sql := range []string{guardSQL, markSQL} {
+			err := run(sql)
+			switch number := code(err); {
+			case err == nil, number == alreadyThere, number != 0 && !all:
+			default:
+				return err
+			}
 		}
-		return err
+		return nil
 	})
 }

@@ -131,8 +131,8 @@ func (d *database) read(k table.Key) string {
 	return row + ", ends, records FROM " + d.leases() + where(k)
 }
 
-func (d *database) list(namespace string) string {
-	return row + ", lease FROM " + d.leases() + " WHERE namespace = " + raw(namespace)
+func (d *database) list(namespace, after string, most int) string {
+	return fmt.Sprintf("%s, lease FROM %s WHERE namespace = %s AND lease > %s ORDER BY lease LIMIT %d", row, d.leases(), raw(namespace), raw(after), most)
 }
 
 func (d *database) insert(k table.Key) string {
@@ -163,6 +163,14 @@ func (d *database) write(k table.Key, c table.Change) string {
 
 func (d *database) prune() string {
 	return fmt.Sprintf("DELETE FROM %s WHERE gone < %s DIV 86400000 ORDER BY gone LIMIT 2", d.leases(), millis)
+}
+
+func (d *database) mark(k table.Key) string {
+	return "SELECT version, written, value FROM " + name(d.settings.table+"_marks") + where(k)
+}
+
+func (d *database) unmark(k table.Key, version int64) string {
+	return "DELETE FROM " + name(d.settings.table+"_marks") + where(k) + " AND version <= " + decimal(version)
 }
 
 func (d *database) leases() string { return name(d.settings.table) }

@@ -114,7 +114,7 @@ func TestEveryStatementUsesAnIndex(t *testing.T) {
 	acquire, look, _ := strings.Cut(d.acquire(table.Take{Key: k, Digest: "h", Slots: 3, TTL: 1000}), "; ")
 	for name, sql := range map[string]string{
 		"acquire": acquire, "look": look, "renew": d.renew(h), "release": d.release(h, []byte("{}"), false), "read": d.read(k),
-		"write": d.write(k, table.Change{Slots: []byte("[]")}), "list": d.list("n"), "prune": d.prune(),
+		"write": d.write(k, table.Change{Slots: []byte("[]")}), "list": d.list("n", "", 500), "prune": d.prune(),
 	} {
 		plan := strings.Split(m.Do("EXPLAIN "+sql), "\t")
 		if len(plan) < 9 || plan[3] == "ALL" || plan[3] == "index" || plan[5] != "PRIMARY" && plan[5] != "gone" {

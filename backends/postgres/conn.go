@@ -194,8 +194,8 @@ func (d *database) Look(ctx context.Context, k table.Key) (*table.Row, error) {
 }
 
 // List implements [table.Database].
-func (d *database) List(ctx context.Context, namespace string) ([]*table.Row, error) {
-	got, err := d.query(ctx, d.text.list, raw(namespace))
+func (d *database) List(ctx context.Context, namespace, after string, most int) ([]*table.Row, error) {
+	got, err := d.query(ctx, d.text.list, raw(namespace), raw(after), most)
 	if err != nil {
 		return nil, err
 	}
@@ -226,6 +226,29 @@ func (d *database) Write(ctx context.Context, k table.Key, c table.Change) (bool
 // Prune implements [table.Database].
 func (d *database) Prune(ctx context.Context) error {
 	_, err := d.query(ctx, d.text.prune)
+	return err
+}
+
+// Mark implements [table.Database].
+func (d *database) Mark(ctx context.Context, k table.Key) (*table.Mark, error) {
+	got, err := d.query(ctx, d.text.mark, raw(k.Namespace), raw(k.Lease))
+	if err != nil || len(got) == 0 {
+		return nil, err
+	}
+	m := &table.Mark{Value: got[0][2]}
+	for i, to := range []*int64{&m.Version, &m.Written} {
+		n, err := strconv.ParseInt(string(got[0][i]), 10, 64)
+		if err != nil {
+			return nil, backends.Broken(err, "%s: a number of the marker of %q cannot be read", d.address, backends.Display(k.Namespace, k.Lease))
+		}
+		*to = n
+	}
+	return m, nil
+}
+
+// Unmark implements [table.Database].
+func (d *database) Unmark(ctx context.Context, k table.Key, version int64) error {
+	_, err := d.query(ctx, d.text.unmark, raw(k.Namespace), raw(k.Lease), version)
 	return err
 }
 

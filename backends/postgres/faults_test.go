@@ -21,6 +21,7 @@ var harness = tabletest.Harness{
 	URL: func(addr string) string { return "postgres://lease@" + addr + "/lease?sslmode=disable" }, Open: opened,
 	OfAcquire: "ON CONFLICT (namespace, lease) DO UPDATE SET", OfRenew: "RETURNING u.slots->$3", OfRelease: "WITH r AS",
 	Greeting: 1, Columns: "term, revision, slots, ends, records, gone", Where: where,
+	Mark: "SELECT underlease_mark('%s', %d, '%s')", Sleeping: "SELECT pg_sleep(1)",
 	Stuff: func(namespace string, n int) []string {
 		return []string{fmt.Sprintf(`INSERT INTO underlease SELECT '\x%x', convert_to('row-' || lpad(i::text, 6, '0'), 'UTF8'), 1, 1, 1, 0, 100, '[]', '[]', '{}' FROM generate_series(0, %d) i`, namespace, n-1)}
 	},

@@ -66,6 +66,52 @@ BEGIN
 END
 $guard$;
 
+-- the markers that jobs have written in transactions of their own, by {mark}
+CREATE TABLE IF NOT EXISTS {marks} (
+	namespace bytea  NOT NULL,
+	lease     bytea  NOT NULL,
+	term      bigint NOT NULL, -- under which it was written
+	version   bigint NOT NULL, -- as that of a record
+	written   bigint NOT NULL, -- milliseconds since 1970
+	value     text   NOT NULL,
+	PRIMARY KEY (namespace, lease)
+);
+
+-- {mark} is called in the transaction of a job that runs under underlease gate, with UNDERLEASE_NAME and UNDERLEASE_TERM:
+-- the marker of the gate and what the job has written are there both, or neither is. It calls the guard, and raises an error where
+-- another run was faster.
+CREATE OR REPLACE FUNCTION {mark}(lease text, term bigint, namespace text DEFAULT '') RETURNS void LANGUAGE plpgsql AS $mark$
+#variable_conflict use_column
+DECLARE
+	plain text   := CASE WHEN $3 = '' THEN $1 ELSE $3 || '/' || $1 END;
+	ms    bigint := floor(extract(epoch FROM clock_timestamp()) * 1000);
+	l     record;
+	other bigint;
+BEGIN
+	IF $3 IS NULL THEN
+		RAISE EXCEPTION 'underlease: a namespace is a text; without one leave it out' USING ERRCODE = 'invalid_parameter_value';
+	END IF;
+	PERFORM {guard}(plain, $2);
+	SELECT slots->0 AS slot, version, records ? '6d61726b6572' AS applied INTO l -- 'marker' in hexadecimal
+		FROM {leases} WHERE namespace = convert_to($3, 'UTF8') AND lease = convert_to($1, 'UTF8');
+	IF l.slot IS NULL OR l.slot->>'h' = '' OR (l.slot->>'t')::bigint <> $2 THEN
+		RAISE EXCEPTION 'underlease: nobody holds "%" with the term %', plain, $2
+			USING ERRCODE = 'integrity_constraint_violation', HINT = 'the lease was lost: stop this job; a namespace is the third argument';
+	END IF;
+	INSERT INTO {marks} AS m (namespace, lease, term, version, written, value)
+	SELECT convert_to($3, 'UTF8'), convert_to($1, 'UTF8'), $2, greatest(l.version + 1, ms), ms, json_build_object(
+		'version', 1, 'term', $2, 'holder', l.slot->>'w', 'run_id', plain || '/' || $2, 'at_ms', (l.slot->>'b')::bigint,
+		'took_ms', greatest(0, ms - (l.slot->>'b')::bigint), 'until_ms', greatest(0, ms - (l.slot->>'b')::bigint))::text
+	WHERE NOT l.applied
+	ON CONFLICT ON CONSTRAINT {markskey} DO UPDATE SET term = m.term
+	RETURNING term INTO other;
+	IF other IS DISTINCT FROM $2 THEN
+		RAISE EXCEPTION 'underlease: "%" is applied already', plain
+			USING ERRCODE = 'unique_violation', HINT = 'roll this transaction back: another run has done its work';
+	END IF;
+END
+$mark$;
+
 -- which of these there are
 CREATE TABLE IF NOT EXISTS {version} (version integer NOT NULL);
 INSERT INTO {version} (version) SELECT {number} WHERE NOT EXISTS (SELECT FROM {version});
@@ -74,6 +120,7 @@ INSERT INTO {version} (version) SELECT {number} WHERE NOT EXISTS (SELECT FROM {v
 func (s *settings) schemaSQL() string {
 	return strings.NewReplacer(
 		"{leases}", s.name(""), "{index}", quoted(s.table+"_gone"), "{fences}", s.name("_fences"), "{guard}", s.name("_guard"),
+		"{marks}", s.name("_marks"), "{mark}", s.name("_mark"), "{markskey}", quoted(s.table+"_marks_pkey"),
 		"{fencekey}", quoted(s.table+"_fences_pkey"), "{version}", s.name("_schema"), "{number}", strconv.Itoa(version),
 	).Replace(schema)
 }
@@ -91,7 +138,10 @@ func Schema(u *url.URL) (string, error) {
 func (s *settings) rights() string {
 	return "\n-- what another role needs:\n" +
 		"-- GRANT SELECT, INSERT, UPDATE, DELETE ON " + s.name("") + " TO role; -- underlease\n" +
-		"-- GRANT SELECT, INSERT, UPDATE ON " + s.name("_fences") + " TO role;  -- jobs that call the guard\n"
+		"-- GRANT SELECT, DELETE ON " + s.name("_marks") + " TO role; -- underlease gate and underlease marker\n" +
+		"-- GRANT SELECT, INSERT, UPDATE ON " + s.name("_fences") + " TO role; -- jobs that call the guard\n" +
+		"-- GRANT SELECT ON " + s.name("") + " TO role; -- jobs that write a marker, beside that, with\n" +
+		"-- GRANT SELECT, INSERT, UPDATE ON " + s.name("_marks") + " TO role;\n"
 }
 
 // Apply makes what a store needs and brings it up to date. It returns what it did, in words.

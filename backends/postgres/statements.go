@@ -10,7 +10,7 @@ import (
 
 // sql are the statements, with the names of the tables in them.
 type sql struct {
-	acquire, acquireOne, renew, release, read, look, list, insert, write, prune string
+	acquire, acquireOne, renew, release, read, look, list, insert, write, prune, mark, unmark string
 }
 
 // micros is the server's clock. It is read when it is reached, not when the transaction began.
@@ -37,12 +37,13 @@ func statements(s *settings) *sql {
 		"{largest}", strconv.FormatInt(int64(backends.MaxTerm), 10), "{length}", strconv.Itoa(backends.HistoryLength),
 		"{form}", strconv.Itoa(table.Form), "{slot}", newSlot, "{choice}", choice,
 		"{day}", "86400000", "{days}", strconv.FormatInt(table.Gone(0), 10),
-		"{row}", row,
+		"{row}", row, "{marks}", s.name("_marks"),
 	)
 	twice := func(s string) string { return fill.Replace(fill.Replace(s)) }
 	return &sql{
 		acquire: twice(acquire), acquireOne: twice(acquireOne), renew: twice(renew), release: twice(release), read: twice(read), look: twice(look),
 		list: twice(list), insert: twice(insert), write: twice(write), prune: twice(prune),
+		mark: twice(mark), unmark: twice(unmark),
 	}
 }
 
@@ -154,7 +155,8 @@ const look = `SELECT {row} FROM {leases} WHERE namespace = $1::bytea AND lease =
 
 const read = `SELECT {row}, ends, records FROM {leases} WHERE namespace = $1::bytea AND lease = $2::bytea`
 
-const list = `SELECT {row}, encode(lease, 'hex') FROM {leases} WHERE namespace = $1::bytea`
+// Parameters: 1 namespace, 2 the lease after which they come, 3 how many.
+const list = `SELECT {row}, encode(lease, 'hex') FROM {leases} WHERE namespace = $1::bytea AND lease > $2::bytea ORDER BY lease LIMIT $3::int`
 
 const insert = `INSERT INTO {leases} (namespace, lease, form, revision, term, version, gone, slots, ends, records)
 SELECT $1::bytea, $2::bytea, {form}, 1, 0, 0, {micros} / 1000 / {day} + {days}, '[]', '[]', '{}'
@@ -175,3 +177,8 @@ SELECT CASE WHEN $10::text IS NOT NULL THEN pg_notify($10, '')::text END, (SELEC
 const prune = `DELETE FROM {leases} WHERE ctid = ANY (ARRAY(
 	SELECT ctid FROM {leases} WHERE gone < (SELECT {micros} / 1000 / {day}) ORDER BY gone LIMIT 2 FOR UPDATE SKIP LOCKED
 )) AND gone < (SELECT {micros} / 1000 / {day})`
+
+const mark = `SELECT version, written, value FROM {marks} WHERE namespace = $1::bytea AND lease = $2::bytea`
+
+// Parameters: 1 namespace, 2 lease, 3 the newest version.
+const unmark = `DELETE FROM {marks} WHERE namespace = $1::bytea AND lease = $2::bytea AND version <= $3::bigint`

@@ -257,7 +257,7 @@ func TestEveryStatementUsesAnIndex(t *testing.T) {
 		"look":    {d.text.look, key},
 		"insert":  {d.text.insert, key},
 		"write":   {d.text.write, key + `, '1', '0', '1', '0', '[]', NULL, NULL, NULL`},
-		"list":    {d.text.list, `'\x6e'::bytea`},
+		"list":    {d.text.list, `'\x6e'::bytea, '\x'::bytea, 500`},
 		"prune":   {d.text.prune, ""},
 	} {
 		args := ""

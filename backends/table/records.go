@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"math"
 	"slices"
 	"strings"
 
@@ -19,21 +20,58 @@ func (m *missing) Error() string { return "no such record: \"" + m.key + "\" of 
 
 func (m *missing) Is(target error) bool { return target == backends.ErrNoRecord }
 
-// all returns a lease with its records, or nil where there is no row.
-func (r records) all(ctx context.Context, namespace, name string) (*lease, error) {
+// mark returns what a job has written for the marker of a lease, where the lease's row does not know it.
+func (r records) mark(ctx context.Context, k Key, l *lease) (*Mark, error) {
+	if l != nil && l.marked() {
+		return nil, nil
+	}
+	return look(ctx, r.c.db, func(ctx context.Context) (*Mark, error) { return r.c.db.Mark(ctx, k) })
+}
+
+// all returns a lease with its records, or nil where it has none. Where its marker is looked for, too, one that a job has written is
+// moved into its row.
+func (r records) all(ctx context.Context, namespace, name string, marker bool) (l *lease, err error) {
 	if err := backends.CheckNames(namespace, name); err != nil {
 		return nil, err
 	}
-	row, err := run(ctx, r.c.db, func(ctx context.Context) (*Row, error) { return r.c.db.Read(ctx, Key{namespace, name}) })
-	if err != nil || row == nil {
+	k := Key{namespace, name}
+	row, err := look(ctx, r.c.db, func(ctx context.Context) (*Row, error) { return r.c.db.Read(ctx, k) })
+	if err != nil {
 		return nil, err
 	}
-	return r.c.read(row)
+	if row != nil {
+		if l, err = r.c.read(row); err != nil {
+			return nil, err
+		}
+	}
+	if !marker {
+		return l, nil
+	}
+	m, err := r.mark(ctx, k, l)
+	if err != nil || m == nil {
+		return l, err
+	}
+	// It is asked for again under the revision of the row, which whoever clears the marker changes after it has deleted this one.
+	err = r.c.change(ctx, k, true, func(moved *lease) (err error) {
+		if m, err = r.mark(ctx, k, moved); err != nil {
+			return err
+		}
+		l = moved
+		if m == nil {
+			return errNothing
+		}
+		l.adopt(m)
+		return nil
+	})
+	if err == nil && m != nil {
+		_ = r.c.db.Unmark(ctx, k, m.Version) // else it is passed over
+	}
+	return l, err
 }
 
 // Get implements [backends.Records].
 func (r records) Get(ctx context.Context, namespace, name, key string) (backends.Record, error) {
-	l, err := r.all(ctx, namespace, name)
+	l, err := r.all(ctx, namespace, name, key == MarkerKey)
 	if err != nil {
 		return backends.Record{}, err
 	}
@@ -48,7 +86,7 @@ func (r records) Get(ctx context.Context, namespace, name, key string) (backends
 
 // List implements [backends.Records].
 func (r records) List(ctx context.Context, namespace, name string) ([]backends.Record, error) {
-	l, err := r.all(ctx, namespace, name)
+	l, err := r.all(ctx, namespace, name, true)
 	if err != nil || l == nil {
 		return nil, err
 	}
@@ -81,6 +119,13 @@ func (r records) Put(ctx context.Context, namespace, name string, p backends.Put
 			}
 			l.before = s.Expiry
 		}
+		if p.Key == MarkerKey {
+			m, err := r.mark(ctx, Key{namespace, name}, l)
+			if err != nil {
+				return err
+			}
+			l.adopt(m)
+		}
 		version, err = l.put(p)
 		return err
 	})
@@ -95,9 +140,17 @@ func (r records) Delete(ctx context.Context, namespace, name, key string) error 
 	if err := backends.CheckNames(namespace, name); err != nil {
 		return err
 	}
-	return r.c.change(ctx, Key{namespace, name}, false, func(l *lease) error {
+	k := Key{namespace, name}
+	if key == MarkerKey {
+		if _, err := look(ctx, r.c.db, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, r.c.db.Unmark(ctx, k, math.MaxInt64)
+		}); err != nil {
+			return err
+		}
+	}
+	return r.c.change(ctx, k, false, func(l *lease) error {
 		coded := hex.EncodeToString([]byte(key))
-		if _, ok := l.records[coded]; !ok {
+		if _, ok := l.records[coded]; !ok && key != MarkerKey {
 			return errNothing
 		}
 		delete(l.records, coded)

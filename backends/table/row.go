@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/underlease/underlease/backends"
@@ -280,8 +279,23 @@ func (l *lease) state() backends.State {
 	return state
 }
 
-func sortStates(states []backends.State) {
-	slices.SortFunc(states, func(a, b backends.State) int { return strings.Compare(a.Lease, b.Lease) })
+var codedMarker = hex.EncodeToString([]byte(MarkerKey))
+
+func (l *lease) marked() bool {
+	_, ok := l.records[codedMarker]
+	return ok
+}
+
+// adopt takes a marker that a job has written, unless one is there.
+func (l *lease) adopt(m *Mark) {
+	if m == nil || l.marked() {
+		return
+	}
+	if l.records == nil {
+		l.records = map[string]record{}
+	}
+	l.version = max(l.version, m.Version)
+	l.records[codedMarker] = record{m.Version, m.Written, base64.StdEncoding.EncodeToString(m.Value)}
 }
 
 // put puts a record and returns its version, or [backends.ErrConflict].

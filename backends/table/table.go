@@ -18,7 +18,11 @@
 //	ends     the last 50, newest first
 //	records  by their key in hexadecimal: version, when it was written, bytes in base64
 //
-// A table that is not there is created by the first statement that misses it; nobody looks before. A row goes a week after its
+// A job may write the marker of a gate in its own transaction, by a function of the schema. It does not touch the lease's row for
+// that, which would keep renewals waiting until it commits: it writes a row of another table, which whoever looks for the marker
+// moves into the lease's row.
+//
+// A table that is not there is created by the first statement that has something to write; nobody looks before. A row goes a week after its
 // last use, by the release of a lease that was new; a row with records stays.
 //
 // # The limits
@@ -100,6 +104,15 @@ type Change struct {
 	Wake     bool // waiters are told that a slot may be free
 }
 
+// Mark is a marker that a job has written in its own transaction.
+type Mark struct {
+	Version, Written int64  // as those of a record
+	Value            []byte // of the form that package runner gives the record of a gate
+}
+
+// MarkerKey is the key of the record that a gate writes, under which a [Mark] counts.
+const MarkerKey = "marker"
+
 // Database is one kind of database. Every method but Create sends one statement, or one request of several, and commits. Its
 // errors are those of the library.
 type Database interface {
@@ -114,14 +127,18 @@ type Database interface {
 	Read(ctx context.Context, k Key) (*Row, error)
 	// Look is Read without ends and records.
 	Look(ctx context.Context, k Key) (*Row, error)
-	// List returns the rows of a namespace, in any order, without ends and records.
-	List(ctx context.Context, namespace string) ([]*Row, error)
+	// List returns the rows of a namespace after a name, so many at most, ordered by name, without ends and records.
+	List(ctx context.Context, namespace, after string, most int) ([]*Row, error)
 	// Insert makes a row without slots, if there is none.
 	Insert(ctx context.Context, k Key) error
 	// Write changes a row, and returns false where the conditions do not hold.
 	Write(ctx context.Context, k Key, c Change) (bool, error)
 	// Prune deletes a few rows that have gone, and no row that somebody works on.
 	Prune(ctx context.Context) error
+	// Mark returns the marker that a job has written for a lease in its own transaction, or nil.
+	Mark(ctx context.Context, k Key) (*Mark, error)
+	// Unmark deletes it, if it has this version or an older one.
+	Unmark(ctx context.Context, k Key, version int64) error
 
 	// Create makes the tables, safely beside others that do the same.
 	Create(ctx context.Context) error
@@ -143,6 +160,7 @@ type Client struct{ db Database }
 var (
 	_ backends.Backend = (*Client)(nil)
 	_ backends.Waiter  = (*Client)(nil)
+	_ backends.Walker  = (*Client)(nil)
 )
 
 // New returns a client of a database, which it closes.
@@ -183,6 +201,16 @@ func run[T any](ctx context.Context, db Database, f func(context.Context) (T, er
 		}
 	}
 	return got, db.Classify(ctx, err)
+}
+
+// look is run for what only reads: a table that is missing is empty, and is not created.
+func look[T any](ctx context.Context, db Database, f func(context.Context) (T, error)) (T, error) {
+	return run(ctx, db, func(ctx context.Context) (got T, err error) {
+		if got, err = f(ctx); err != nil && db.Missing(err) {
+			err = nil
+		}
+		return got, err
+	})
 }
 
 func pause(ctx context.Context, d time.Duration) error {
@@ -390,7 +418,7 @@ var errNothing = errors.New("nothing to write")
 // change reads a row, lets f change it, and writes it, until no other write came between. Make makes a row that is not there.
 func (c *Client) change(ctx context.Context, k Key, makes bool, f func(*lease) error) error {
 	for n := range tries {
-		row, err := run(ctx, c.db, func(ctx context.Context) (*Row, error) { return c.db.Read(ctx, k) })
+		row, err := look(ctx, c.db, func(ctx context.Context) (*Row, error) { return c.db.Read(ctx, k) })
 		if err != nil {
 			return err
 		}
@@ -463,7 +491,7 @@ func (c *Client) Inspect(ctx context.Context, namespace, name string) (backends.
 	if err := backends.CheckNames(namespace, name); err != nil {
 		return backends.State{}, err
 	}
-	row, err := run(ctx, c.db, func(ctx context.Context) (*Row, error) { return c.db.Read(ctx, Key{namespace, name}) })
+	row, err := look(ctx, c.db, func(ctx context.Context) (*Row, error) { return c.db.Read(ctx, Key{namespace, name}) })
 	if err != nil {
 		return backends.State{}, err
 	}
@@ -478,26 +506,54 @@ func (c *Client) Inspect(ctx context.Context, namespace, name string) (backends.
 }
 
 // List implements [backends.Backend].
-func (c *Client) List(ctx context.Context, namespace string) ([]backends.State, error) {
-	if err := backends.CheckNamespace(namespace); err != nil {
-		return nil, &backends.ConfigError{Text: err.Error()}
-	}
-	rows, err := run(ctx, c.db, func(ctx context.Context) ([]*Row, error) { return c.db.List(ctx, namespace) })
-	if err != nil {
-		return nil, err
-	}
-	var states []backends.State
-	for _, row := range rows {
-		l, err := c.read(row)
+func (c *Client) List(ctx context.Context, namespace string) (states []backends.State, err error) {
+	var failed []error
+	err = c.Walk(ctx, namespace, func(s backends.State, err error) bool {
 		if err != nil {
-			return nil, err
+			failed = append(failed, err)
+		} else {
+			states = append(states, s)
 		}
-		s := l.state()
-		s.History = nil
-		states = append(states, s)
+		return true
+	})
+	switch {
+	case err != nil || len(failed) == 0:
+		return states, err
+	case len(failed) == 1:
+		return states, failed[0]
 	}
-	sortStates(states)
-	return states, nil
+	return states, errors.Join(failed...)
+}
+
+// page is how many rows one statement reads.
+const page = 500
+
+// Walk implements [backends.Walker].
+func (c *Client) Walk(ctx context.Context, namespace string, show func(backends.State, error) bool) error {
+	if err := backends.CheckNamespace(namespace); err != nil {
+		return &backends.ConfigError{Text: err.Error()}
+	}
+	for after := ""; ; {
+		rows, err := look(ctx, c.db, func(ctx context.Context) ([]*Row, error) { return c.db.List(ctx, namespace, after, page) })
+		if err != nil {
+			return err
+		}
+		for _, row := range rows {
+			after = row.Lease
+			state := backends.State{Namespace: namespace, Lease: row.Lease}
+			l, err := c.read(row)
+			if err == nil {
+				state = l.state()
+				state.History = nil
+			}
+			if !show(state, err) {
+				return nil
+			}
+		}
+		if len(rows) < page {
+			return nil
+		}
+	}
 }
 
 // Records implements [backends.Backend].

@@ -22,6 +22,7 @@ import (
 type Server interface {
 	Addr() string
 	Do(sql string) string
+	TryDo(ctx context.Context, sql string) (string, error)
 	SetClock(ahead time.Duration)
 	Freeze()
 	Resume()
@@ -48,6 +49,8 @@ type Harness struct {
 	Columns  string                                 // term and documents of all leases, in SQL
 	Where    func(namespace, lease string) string   // the condition of a lease's row
 	Stuff    func(namespace string, n int) []string // SQL that makes n rows of free leases, row-000000 and so on
+	Mark     string                                 // SQL that writes a marker: for lease, term and namespace
+	Sleeping string                                 // SQL that sleeps for a second
 }
 
 // Run runs every case as a subtest of its own.
@@ -69,6 +72,9 @@ func Run(t *testing.T, h Harness) {
 		{"ZonesDoNotMatter", zones},
 		{"AThousandSlots", thousand},
 		{"WhatChangesNothingIsNoLoss", unchanged},
+		{"AMarkerOfAJobIsThereWithItsWork", marks},
+		{"WhatOnlyReadsMakesNothing", readsOnly},
+		{"WhatCannotBeShownHidesNothing", damaged},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, h) })
 	}
@@ -586,4 +592,166 @@ func unchanged(t *testing.T, h Harness) {
 		})
 	}
 	wg.Wait()
+}
+
+// A marker that a job writes in its own transaction is that of its gate, and is there if and when the transaction commits.
+func marks(t *testing.T, h Harness) {
+	server := h.Start(t, Options{})
+	s := h.Open(t, h.URL(server.Addr()))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for _, namespace := range []string{"", "a/b"} {
+		begin := func() backends.Grant {
+			t.Helper()
+			r := Request("v3")
+			r.Namespace = namespace
+			return Granted(t, s, r)
+		}
+		mark := func(term backends.Term, more, end string) error {
+			_, err := server.TryDo(ctx, "BEGIN; "+fmt.Sprintf(h.Mark, "v3", term, namespace)+"; "+more+end)
+			return err
+		}
+		get := func() (backends.Record, error) { return s.Records().Get(ctx, namespace, "v3", "marker") }
+		refused := func(what string, err error, text string) {
+			t.Helper()
+			if err == nil || !strings.Contains(err.Error(), text) {
+				t.Errorf("%q: %s: got %v, want an error with %q", namespace, what, err, text)
+			}
+		}
+		old := begin()
+		if err := mark(old.Term, "", "ROLLBACK"); err != nil {
+			t.Errorf("%q: a marker that is rolled back: got %v, want nil", namespace, err)
+		}
+		if rec, err := get(); !errors.Is(err, backends.ErrNoRecord) {
+			t.Errorf("%q: after the rollback: got %+v, %v, want no marker", namespace, rec, err)
+		}
+		refused("a term that was never given", mark(old.Term+1_000_000, "", "ROLLBACK"), "nobody holds")
+		if err := s.Break(ctx, namespace, "v3", 0, "", true); err != nil {
+			t.Fatal(err)
+		}
+		refused("a grant that has ended", mark(old.Term, "", "COMMIT"), "nobody holds")
+
+		// Two run, and the transaction of the old one is open: the new one waits for it, and then its work is not done twice.
+		old = begin()
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if err := mark(old.Term, h.Sleeping+"; ", "COMMIT"); err != nil {
+				t.Errorf("%q: the old one: got %v, want nil", namespace, err)
+			}
+		})
+		servers.Within(t, 10*time.Second, "the old one has written", func() error {
+			if got := server.Do(sleepers[h.Sleeping]); got == "0" {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		if err := Renew(t, s, old); err != nil {
+			t.Errorf("%q: Renew while the transaction is open: got %v, want the grant", namespace, err)
+		}
+		if err := s.Break(ctx, namespace, "v3", 0, "", true); err != nil {
+			t.Fatal(err)
+		}
+		now := begin()
+		refused("the new one", mark(now.Term, "", "COMMIT"), "is applied already")
+		wg.Wait()
+
+		first, err := get()
+		if err != nil || !strings.Contains(string(first.Value), fmt.Sprintf("%d", old.Term)) || first.Version <= 0 || first.Age < 0 || first.Age > time.Minute {
+			t.Errorf("%q: the marker: got %+v, %v, want the one of the old one", namespace, first, err)
+		}
+		if got := server.Do("SELECT count(*) FROM underlease_marks"); got != "0" {
+			t.Errorf("%q: got %s marks after somebody has looked, want none: the lease's row has it", namespace, got)
+		}
+		refused("the new one, now that the row has it", mark(now.Term, "", "COMMIT"), "is applied already")
+		if list, err := s.Records().List(ctx, namespace, "v3"); err != nil || len(list) != 1 || list[0].Version != first.Version {
+			t.Errorf("%q: List: got %+v, %v, want the marker", namespace, list, err)
+		}
+		if err := s.Records().Delete(ctx, namespace, "v3", "marker"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := get(); !errors.Is(err, backends.ErrNoRecord) {
+			t.Errorf("%q: after Delete: got %v, want no marker", namespace, err)
+		}
+		for range 2 { // a job may call it twice
+			if err := mark(now.Term, "", "COMMIT"); err != nil {
+				t.Errorf("%q: the new one after Delete: got %v, want nil", namespace, err)
+			}
+		}
+		if _, err := s.Records().Put(ctx, namespace, "v3", backends.Put{Key: "marker"}, &now); !errors.Is(err, backends.ErrConflict) {
+			t.Errorf("%q: Put where a job has written: got %v, want ErrConflict", namespace, err)
+		}
+		second, err := get()
+		if err != nil || second.Version <= first.Version {
+			t.Errorf("%q: the next marker: got %+v, %v, want a version above %d", namespace, second, err, first.Version)
+		}
+		if version, err := s.Records().Put(ctx, namespace, "v3", backends.Put{Key: "marker", Version: second.Version}, &now); err != nil || version <= second.Version {
+			t.Errorf("%q: Put over its version: got %d, %v, want a version above %d", namespace, version, err, second.Version)
+		}
+	}
+}
+
+// sleepers counts who sleeps.
+var sleepers = map[string]string{
+	"SELECT pg_sleep(1)": "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'",
+	"DO SLEEP(1)":        "SELECT count(*) FROM information_schema.processlist WHERE state = 'User sleep'",
+}
+
+// Who looks at a database that has no tables finds nothing, and makes none.
+func readsOnly(t *testing.T, h Harness) {
+	server := h.Start(t, Options{})
+	s := h.Open(t, h.URL(server.Addr()))
+	ctx := t.Context()
+	if list, err := s.List(ctx, ""); err != nil || len(list) != 0 {
+		t.Errorf("List: got %+v, %v, want nothing", list, err)
+	}
+	if state, err := s.Inspect(ctx, "", "l"); err != nil || len(state.Slots) != 0 {
+		t.Errorf("Inspect: got %+v, %v, want nothing", state, err)
+	}
+	if _, err := s.Records().Get(ctx, "", "l", "marker"); !errors.Is(err, backends.ErrNoRecord) {
+		t.Errorf("Get: got %v, want no record", err)
+	}
+	if list, err := s.Records().List(ctx, "", "l"); err != nil || len(list) != 0 {
+		t.Errorf("List of records: got %+v, %v, want nothing", list, err)
+	}
+	for what, err := range map[string]error{
+		"Delete": s.Records().Delete(ctx, "", "l", "marker"), "Ask": s.Ask(ctx, "", "l", 0, backends.Ask{Kind: backends.AskStop}),
+		"Break": s.Break(ctx, "", "l", 0, "", true),
+	} {
+		if err != nil {
+			t.Errorf("%s: got %v, want nil", what, err)
+		}
+	}
+	if got := server.Do("SELECT count(*) FROM information_schema.tables WHERE table_name LIKE 'underlease%'"); got != "0" {
+		t.Errorf("got %s tables, want none", got)
+	}
+}
+
+// A row that cannot be read is named, and the others are shown; more rows than one statement reads are all shown, and in order.
+func damaged(t *testing.T, h Harness) {
+	server := h.Start(t, Options{})
+	s := h.Open(t, h.URL(server.Addr()))
+	Granted(t, s, Request("l"))
+	const rows = 1100
+	for _, sql := range h.Stuff("n", rows) {
+		server.Do(sql)
+	}
+	server.Do("UPDATE underlease SET form = 2 " + h.Where("n", "row-000007"))
+	list, err := s.List(t.Context(), "n")
+	if len(list) != rows-1 || list[0].Lease != "row-000000" || list[len(list)-1].Lease != fmt.Sprintf("row-%06d", rows-1) {
+		t.Errorf("List: got %d leases, want %d", len(list), rows-1)
+	}
+	if !errors.Is(err, backends.ErrBroken) || !strings.Contains(err.Error(), "row-000007") {
+		t.Errorf("List: got %v, want the one that cannot be read", err)
+	}
+	n := 0
+	err = s.Backend.(backends.Walker).Walk(t.Context(), "n", func(state backends.State, err error) bool {
+		if want := fmt.Sprintf("row-%06d", n); state.Lease != want || (err != nil) != (n == 7) {
+			t.Errorf("Walk: got %q, %v, want %q", state.Lease, err, want)
+		}
+		n++
+		return n < 700
+	})
+	if err != nil || n != 700 {
+		t.Errorf("Walk: got %v after %d, want nil after 700", err, n)
+	}
 }
