@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -676,4 +677,103 @@ func TestARunOnADatabaseTakesMilliseconds(t *testing.T) {
 			t.Errorf("%s: got %.1f times what a run on the file store takes, want at most %v times", s.Name, ratio, most)
 		}
 	}
+}
+
+// effect is a job that writes one row and the marker of its gate in one transaction, with words of the shell before and after it
+// commits. It has the name of its gate from the environment alone.
+func (d *database) effect(beforeCommit, afterCommit string) []string {
+	host, port, _ := strings.Cut(d.addr, ":")
+	client := fmt.Sprintf("psql -Xq -v ON_ERROR_STOP=1 -h %s -p %s -U lease -d lease", host, port)
+	begin, mark := "BEGIN", "SELECT underlease_mark('$UNDERLEASE_NAME', $UNDERLEASE_TERM)"
+	if _, ok := d.server.(*servers.MariaDB); ok {
+		client = fmt.Sprintf("mariadb --no-defaults -h %s -P %s -u lease lease", host, port)
+		begin, mark = "START TRANSACTION", "CALL underlease_mark('$UNDERLEASE_NAME', $UNDERLEASE_TERM, '')"
+	}
+	return []string{"sh", "-c", fmt.Sprintf(`%s > /dev/null <<END
+%s;
+INSERT INTO effects VALUES ('$UNDERLEASE_NAME', $UNDERLEASE_TERM);
+%s;
+\! %s
+COMMIT;
+\! %s
+END
+`, client, begin, mark, beforeCommit, afterCommit)}
+}
+
+// What a job has written and the marker of its gate are there both, or neither: whatever is killed, and when.
+func TestDatabaseAMarkerCommitsWithTheWork(t *testing.T) {
+	databases(t, func(t *testing.T, d *database) {
+		d.run(d.straight(), nil, d.job(0)).wants(0, "ok", "") // the tables are there
+		if _, ok := d.server.(*servers.Postgres); ok {
+			d.server.Do("SET ROLE lease; CREATE TABLE effects (name text, term bigint)")
+		} else {
+			d.server.Do("CREATE TABLE effects (name TEXT, term BIGINT) ENGINE=InnoDB")
+		}
+		effects := func(id string) string {
+			return d.server.Do("SELECT count(*), min(term) FROM effects WHERE name = '" + id + "'")
+		}
+		for _, victim := range []string{"wrapper", "guardian", "client"} {
+			for _, moment := range []string{"before the commit", "after the commit"} {
+				t.Run(victim+" "+moment, func(t *testing.T) {
+					t.Parallel()
+					id := strings.ReplaceAll(victim+"-"+moment, " ", "-")
+					there := filepath.Join(t.TempDir(), "there")
+					words := []string{"gate", "--ttl", "2s", "--grace", "200ms", "--log-level", "error", "--wait", "1m", id, "--"}
+					hang := "echo $UNDERLEASE_TERM $PPID > " + there + ".new; mv " + there + ".new " + there + "; sleep 60"
+					job := d.effect(hang, "true")
+					if moment == "after the commit" {
+						job = d.effect("true", hang)
+					}
+					first := launch(t, d.straight(), 0, append(words, job...)...)
+					if !within(20*time.Second, func() bool { _, err := os.Stat(there); return err == nil }) {
+						t.Fatalf("the job did not get %s: %q", moment, first.errs.String())
+					}
+					var term int64
+					var client int
+					b, err := os.ReadFile(there)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if _, err := fmt.Sscan(string(b), &term, &client); err != nil {
+						t.Fatalf("%q: %v", b, err)
+					}
+					pid := first.cmd.Process.Pid
+					switch victim {
+					case "guardian":
+						pid = guardian(pid)
+					case "client":
+						pid = client
+					}
+					if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+						t.Fatal(err)
+					}
+					if exit, _ := first.end(); exit == 0 {
+						t.Error("the one that was killed ended with 0")
+					}
+					committed := moment == "after the commit"
+					if committed {
+						markerIs(t, d.straight(), id, 0)
+					} else {
+						markerIs(t, d.straight(), id, 1)
+						if got := effects(id); !strings.HasPrefix(got, "0") {
+							t.Errorf("got the effects %q of a job that did not commit, want none", got)
+						}
+					}
+					exit, outcome := launch(t, d.straight(), 1, append(words, d.effect("true", "true")...)...).end()
+					want := map[bool]string{true: "already-applied", false: "migrated"}[committed]
+					if exit != 0 || outcome != want {
+						t.Errorf("the next one: got %d and %q, want %q", exit, outcome, want)
+					}
+					got := effects(id)
+					if is := strings.HasSuffix(got, strconv.FormatInt(term, 10)); !strings.HasPrefix(got, "1") || is != committed {
+						t.Errorf("got the effects %q, want one, of the term %d: %t", got, term, committed)
+					}
+					markerIs(t, d.straight(), id, 0)
+					if exit, outcome := launch(t, d.straight(), 2, append(words, "false")...).end(); exit != 0 || outcome != "already-applied" {
+						t.Errorf("the last one: got %d and %q, want already-applied", exit, outcome)
+					}
+				})
+			}
+		}
+	})
 }

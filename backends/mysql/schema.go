@@ -102,7 +102,7 @@ BEGIN
 	END IF;
 	INSERT INTO {marks} (namespace, lease, term, version, written, value)
 		VALUES (CAST(of_namespace AS BINARY), CAST(of_lease AS BINARY), of_term, GREATEST(last + 1, ms), ms, JSON_OBJECT(
-			'version', 1, 'term', of_term, 'holder', holder, 'run_id', CONCAT(plain, '/', of_term), 'at_ms', since,
+			'version', 1, 'term', of_term + 0, 'holder', holder, 'run_id', CONCAT(plain, '/', of_term), 'at_ms', since + 0, -- a variable alone would be a text
 			'took_ms', GREATEST(0, ms - since), 'until_ms', GREATEST(0, ms - since)))
 		ON DUPLICATE KEY UPDATE term = term;
 	SELECT term INTO other FROM {marks} WHERE namespace = CAST(of_namespace AS BINARY) AND lease = CAST(of_lease AS BINARY) FOR UPDATE;

@@ -6,6 +6,7 @@ package tabletest
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -656,7 +657,23 @@ func marks(t *testing.T, h Harness) {
 		wg.Wait()
 
 		first, err := get()
-		if err != nil || !strings.Contains(string(first.Value), fmt.Sprintf("%d", old.Term)) || first.Version <= 0 || first.Age < 0 || first.Age > time.Minute {
+		var form struct { // of package runner
+			Version int           `json:"version"`
+			Term    backends.Term `json:"term"`
+			Holder  string        `json:"holder"`
+			RunID   string        `json:"run_id"`
+			At      int64         `json:"at_ms"`
+			Took    int64         `json:"took_ms"`
+			Until   int64         `json:"until_ms"`
+		}
+		if err := json.Unmarshal(first.Value, &form); err != nil {
+			t.Errorf("%q: the marker %s: %v", namespace, first.Value, err)
+		}
+		if form.Version != 1 || form.Term != old.Term || form.Holder != old.Holder || form.RunID != fmt.Sprintf("%s/%d", backends.Display(namespace, "v3"), old.Term) ||
+			form.At <= 0 || form.At > int64(old.Term) || form.Took < 0 || form.Until < form.Took || form.Until > time.Minute.Milliseconds() {
+			t.Errorf("%q: got the marker %s, want that of %+v", namespace, first.Value, old)
+		}
+		if err != nil || first.Version <= 0 || first.Age < 0 || first.Age > time.Minute {
 			t.Errorf("%q: the marker: got %+v, %v, want the one of the old one", namespace, first, err)
 		}
 		if got := server.Do("SELECT count(*) FROM underlease_marks"); got != "0" {
