@@ -30,11 +30,17 @@ import (
 // once, terms that grow, and after each trouble of the store somebody runs again in time.
 const (
 	chaosContenders = 8
-	chaosHandovers  = 200 // at least, or the run shows nothing
-	chaosOfEach     = 10  // faults of each kind, at least
 	chaosTTL        = 2 * time.Second
 	// A store that is back is used again after the lease of a holder that could not give it back, and some looks.
 	chaosResume = chaosTTL + 5*time.Second
+)
+
+// extent is what a run has to reach, or it shows nothing.
+type extent struct{ handovers, ofEach int }
+
+var (
+	whole = extent{200, 10}
+	brief = extent{60, 3} // of the stores beside the one that has the whole by default; UNDERLEASE_TEST_CHAOS makes it the whole
 )
 
 // server is what chaos does to a store: the kit's processes have it.
@@ -75,22 +81,32 @@ type member struct {
 // TestRedisChaos is C60 and C64 with everything that may go wrong: a server that keeps what it has acknowledged.
 func TestRedisChaos(t *testing.T) {
 	r := servers.StartRedis(t, servers.RedisOptions{Durable: true})
-	runChaos(t, r, r.Addr(), func(addr string) string { return "redis://" + addr })
+	runChaos(t, whole, r, r.Addr(), func(addr string) string { return "redis://" + addr })
+}
+
+func TestPostgresChaos(t *testing.T) {
+	d := onPostgres(t, servers.PostgresOptions{Durable: true})
+	runChaos(t, brief, d.server.(server), d.addr, d.url)
+}
+
+func TestMariaDBChaos(t *testing.T) {
+	d := onMariaDB(t, servers.MariaDBOptions{Args: []string{"--innodb-flush-log-at-trx-commit=1"}})
+	runChaos(t, brief, d.server.(server), d.addr, d.url)
 }
 
 // runChaos runs as long as it takes to have enough of everything, or for UNDERLEASE_TEST_CHAOS.
-func runChaos(t *testing.T, s server, addr string, url func(addr string) string) {
+func runChaos(t *testing.T, e extent, s server, addr string, url func(addr string) string) {
 	t.Helper()
-	of, least := chaosOfEach, time.Duration(0)
+	least := time.Duration(0)
 	if testing.Short() {
-		of = 2
+		e = extent{40, 2}
 	}
 	if text := os.Getenv("UNDERLEASE_TEST_CHAOS"); text != "" {
 		d, err := time.ParseDuration(text)
 		if err != nil {
 			t.Fatalf("UNDERLEASE_TEST_CHAOS: %v; it is how long a chaos run lasts at least, as 10m", err)
 		}
-		least = d
+		e, least = whole, d
 	}
 	c := &chaos{
 		t: t, dir: t.TempDir(), seed: *seed, url: url, server: s, over: make(chan struct{}),
@@ -106,16 +122,13 @@ func runChaos(t *testing.T, s server, addr string, url func(addr string) string)
 	begun := time.Now()
 	for i, trouble := range []map[string]func(*rand.Rand){c.ofServer(), c.ofNetwork(), c.ofProcesses()} {
 		r := rand.New(rand.NewPCG(c.seed, 100+uint64(i)))
-		troubles.Go(func() { c.make(trouble, r, of, begun.Add(least)) })
+		troubles.Go(func() { c.make(trouble, r, e.ofEach, begun.Add(least)) })
 	}
 	troubles.Wait()
 	for _, m := range c.members {
 		m.proxy.Heal()
 	}
-	want := int64(chaosHandovers)
-	if testing.Short() {
-		want /= 5
-	}
+	want := int64(e.handovers)
 	if !within(time.Minute, func() bool { return c.begun.Load() >= want || t.Failed() }) {
 		t.Errorf("got %d handovers, want at least %d", c.begun.Load(), want)
 	}

@@ -751,6 +751,9 @@ func TestDatabaseAMarkerCommitsWithTheWork(t *testing.T) {
 						t.Error("the one that was killed ended with 0")
 					}
 					committed := moment == "after the commit"
+					if said := map[bool]string{true: "has written before that", false: "is not applied"}[committed]; victim == "client" && !strings.Contains(first.errs.String(), said) {
+						t.Errorf("got the words %q, want %q", first.errs.String(), said)
+					}
 					if committed {
 						markerIs(t, d.straight(), id, 0)
 					} else {

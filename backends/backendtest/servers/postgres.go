@@ -206,6 +206,14 @@ func (p *Postgres) Kill() {
 	p.killAll()
 }
 
+// Stop asks the server to end, and not to wait for those who are connected.
+//
+// Source: PostgreSQL, Shutting Down the Server: SIGTERM waits for all clients, SIGINT is a fast shutdown.
+func (p *Postgres) Stop() {
+	p.t.Helper()
+	p.end(syscall.SIGINT)
+}
+
 // Addr returns host:port.
 func (p *Postgres) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(p.Port)) }
 
