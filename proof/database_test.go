@@ -30,6 +30,7 @@ type database struct {
 		Freeze()
 		Resume()
 		Kill()
+		Stop()
 		Restart()
 	}
 	told     bool   // who waits is told that the lease is free
@@ -779,4 +780,28 @@ func TestDatabaseAMarkerCommitsWithTheWork(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestDatabaseChaos: servers that keep what they have said, one after the other.
+func TestDatabaseChaos(t *testing.T) {
+	for name, start := range map[string]func(*testing.T) *database{
+		"postgres": func(t *testing.T) *database { return onPostgres(t, servers.PostgresOptions{Durable: true}) },
+		"mariadb": func(t *testing.T) *database {
+			return onMariaDB(t, servers.MariaDBOptions{Args: []string{"--innodb-flush-log-at-trx-commit=1"}})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := start(t)
+			runChaos(t, site{
+				ways: func(int) []string { return []string{d.addr} }, url: func(addrs []string) string { return d.url(addrs[0]) },
+				troubles: map[string]func(func()){
+					"server frozen":    func(during func()) { d.server.Freeze(); during(); d.server.Resume() },
+					"server killed":    func(during func()) { d.server.Kill(); during(); d.server.Restart() },
+					"server restarted": func(func()) { d.server.Stop(); d.server.Restart() },
+				},
+				resume: chaosTTL + 5*time.Second,
+				brief:  true,
+			})
+		})
+	}
 }

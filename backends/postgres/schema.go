@@ -182,7 +182,7 @@ const creating = 0x756e6465726c6561 // "underlea"
 // Create implements [table.Database]. All of it is one transaction, under a lock that others who do the same wait for.
 func (d *database) Create(ctx context.Context) error {
 	err := d.pool.Do(ctx, func(c *conn) error {
-		_, err := c.Exec(ctx, "BEGIN; SELECT pg_advisory_xact_lock("+strconv.Itoa(creating)+"); SET LOCAL client_min_messages = warning; "+d.settings.schemaSQL()+"COMMIT").ReadAll()
+		_, err := c.Exec(ctx, "BEGIN; SELECT pg_advisory_xact_lock("+strconv.FormatInt(creating, 10)+"); SET LOCAL client_min_messages = warning; "+d.settings.schemaSQL()+"COMMIT").ReadAll()
 		if err != nil && !c.IsClosed() && c.TxStatus() != 'I' {
 			_, _ = c.Exec(ctx, "ROLLBACK").ReadAll() // else the connection is closed, which does it too
 		}
