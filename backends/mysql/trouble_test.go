@@ -108,6 +108,7 @@ func TestEveryStatementUsesAnIndex(t *testing.T) {
 		m.Do(sql)
 	}
 	m.Do("UPDATE underlease SET gone = 99999 WHERE lease <> 'row-000009'; ANALYZE TABLE underlease")
+	m.Do("INSERT INTO underlease_marks SELECT namespace, lease, 1, 1, 1, '{}' FROM underlease WHERE namespace = ''; ANALYZE TABLE underlease_marks")
 	d := &database{settings: &settings{table: table.DefaultName}}
 	k := table.Key{Lease: "row-000007"}
 	h := table.Held{Key: k, Digest: "h", Term: 1}
@@ -115,6 +116,7 @@ func TestEveryStatementUsesAnIndex(t *testing.T) {
 	for name, sql := range map[string]string{
 		"acquire": acquire, "look": look, "renew": d.renew(h), "release": d.release(h, []byte("{}"), false), "read": d.read(k),
 		"write": d.write(k, table.Change{Slots: []byte("[]")}), "list": d.list("n", "", 500), "prune": d.prune(),
+		"mark": d.mark(k), "unmark": d.unmark(k, 1),
 	} {
 		plan := strings.Split(m.Do("EXPLAIN "+sql), "\t")
 		if len(plan) < 9 || plan[3] == "ALL" || plan[3] == "index" || plan[5] != "PRIMARY" && plan[5] != "gone" {

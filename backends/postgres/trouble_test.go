@@ -242,7 +242,8 @@ func TestEveryStatementUsesAnIndex(t *testing.T) {
 		p.Do(strings.Replace(sql, "0, 100, '[]'", "0, 99999, '[]'", 1))
 	}
 	p.Do("UPDATE underlease SET gone = 99999 WHERE lease <> 'row-000009'")
-	p.Do("VACUUM ANALYZE underlease")
+	p.Do("INSERT INTO underlease_marks SELECT namespace, lease, 1, 1, 1, '{}' FROM underlease WHERE namespace = ''")
+	p.Do("VACUUM ANALYZE underlease, underlease_marks")
 	d, err := newDatabase(mustURL(t, direct(p)))
 	if err != nil {
 		t.Fatal(err)
@@ -259,6 +260,8 @@ func TestEveryStatementUsesAnIndex(t *testing.T) {
 		"write":   {d.text.write, key + `, '1', '0', '1', '0', '[]', NULL, NULL, NULL`},
 		"list":    {d.text.list, `'\x6e'::bytea, '\x'::bytea, 500`},
 		"prune":   {d.text.prune, ""},
+		"mark":    {d.text.mark, key},
+		"unmark":  {d.text.unmark, key + ", '1'"},
 	} {
 		args := ""
 		if c.args != "" {

@@ -52,6 +52,8 @@ type Harness struct {
 	Stuff    func(namespace string, n int) []string // SQL that makes n rows of free leases, row-000000 and so on
 	Mark     string                                 // SQL that writes a marker: for lease, term and namespace
 	Sleeping string                                 // SQL that sleeps for a second
+	Collide  map[string]string                      // SQL that makes two of three writes fail because of others, by what that is called
+	Rest     string                                 // SQL that undoes it
 }
 
 // Run runs every case as a subtest of its own.
@@ -73,6 +75,7 @@ func Run(t *testing.T, h Harness) {
 		{"ZonesDoNotMatter", zones},
 		{"AThousandSlots", thousand},
 		{"WhatChangesNothingIsNoLoss", unchanged},
+		{"CollisionsAreTriedAgain", collisions},
 		{"AMarkerOfAJobIsThereWithItsWork", marks},
 		{"WhatOnlyReadsMakesNothing", readsOnly},
 		{"WhatCannotBeShownHidesNothing", damaged},
@@ -770,5 +773,37 @@ func damaged(t *testing.T, h Harness) {
 	})
 	if err != nil || n != 700 {
 		t.Errorf("Walk: got %v after %d, want nil after 700", err, n)
+	}
+}
+
+// What others' transactions make the server give up is tried again at once, and nobody hears of it.
+func collisions(t *testing.T, h Harness) {
+	server := h.Start(t, Options{})
+	s := h.Open(t, h.URL(server.Addr()))
+	if err := release(t, s, Granted(t, s, Request("l"))); err != nil {
+		t.Fatal(err)
+	}
+	for name, sql := range h.Collide {
+		server.Do(sql)
+		for i := range 5 {
+			g, err := Acquire(t, s, Request("l"))
+			if err != nil {
+				t.Fatalf("%s: Acquire: got %v, want a grant", name, err)
+			}
+			if err := Renew(t, s, g); err != nil {
+				t.Errorf("%s: Renew: got %v, want the grant", name, err)
+			}
+			if _, err := s.Records().Put(t.Context(), "", "l", backends.Put{Key: "k", Version: backends.AnyVersion}, &g); err != nil {
+				t.Errorf("%s: Put: got %v, want nil", name, err)
+			}
+			if err := release(t, s, g); err != nil {
+				t.Errorf("%s: Release: got %v, want nil", name, err)
+			}
+			state, err := s.Inspect(t.Context(), "", "l")
+			if err != nil || state.Slots[0].Held || state.Slots[0].Term != g.Term || state.Slots[0].Last.Outcome != "ok" {
+				t.Errorf("%s, round %d: got %+v, %v, want the slot free after this grant", name, i, state, err)
+			}
+		}
+		server.Do(h.Rest)
 	}
 }
