@@ -217,8 +217,9 @@ Usage: underlease schema print|apply [--backend URL]
   print    print the SQL, which may be run again; asks nothing of the server
   apply    run it, and bring tables of an older version up to date
 
-The tables also have underlease_guard(lease, term): called in the transaction of
-a job, it raises an error where a newer term was installed.
+With them come two functions for the transactions of jobs, which raise an error
+where a newer term was installed: underlease_guard(lease, term), before a job
+writes, and underlease_mark(lease, term), which writes the marker of its gate.
 
 Exit codes: 0 done; 64 usage; 69 the store does not answer; 76 the tables are of
 a newer version; 77 permission denied; 78 settings, and stores without tables.
