@@ -208,6 +208,19 @@ func TestWhatIsPrintedSuffices(t *testing.T) {
 	if err := Renew(t, s, g); err != nil {
 		t.Errorf("Renew: %v", err)
 	}
+	d, err := newDatabase(u)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.pool.Close()
+	for _, call := range []string{"CALL locks_guard('l', %d)", "CALL locks_mark('l', %d, '')"} {
+		if _, _, err := d.exec(t.Context(), fmt.Sprintf(call, g.Term)); err != nil {
+			t.Errorf("%s: %v", call, err)
+		}
+	}
+	if _, err := s.Records().Get(t.Context(), "", "l", "marker"); err != nil {
+		t.Errorf("Get of the marker: %v", err)
+	}
 	if err := s.Release(t.Context(), g, backends.End{Outcome: "ok"}); err != nil {
 		t.Errorf("Release: %v", err)
 	}

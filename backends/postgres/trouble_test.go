@@ -169,6 +169,10 @@ func TestARoleWithoutRightsUsesTheTablesOfAnother(t *testing.T) {
 	if err := Renew(t, s, g); err != nil {
 		t.Errorf("Renew: %v", err)
 	}
+	p.Do("SET ROLE lease; SELECT ops.locks_mark('l', " + g.Term.String() + ")")
+	if _, err := s.Records().Get(t.Context(), "", "l", "marker"); err != nil {
+		t.Errorf("Get of the marker: %v", err)
+	}
 	if err := s.Release(t.Context(), g, backends.End{Outcome: "ok"}); err != nil {
 		t.Errorf("Release: %v", err)
 	}
