@@ -52,7 +52,7 @@ var layers = map[string]layer{
 		why: "a test binary alone links it, and it has to be initialised before the guardian diverts",
 	},
 	"backends":                     {may: []string{"golang.org/x/text/unicode/norm"}, why: "the contract knows no store"},
-	"backends/all":                 {may: []string{"backends", "backends/file", "backends/redis"}, why: "one place links the stores of the released binary; mem is not among them"},
+	"backends/all":                 {may: []string{"backends", "backends/file", "backends/mysql", "backends/postgres", "backends/redis"}, why: "one place links the stores of the released binary; mem is not among them"},
 	"backends/backendtest":         {may: []string{"backends"}, why: "the suite is the same for all stores"},
 	"backends/backendtest/proxy":   {why: "what happens to connections has nothing to do with stores"},
 	"backends/backendtest/servers": {why: "what is tested is not its own witness: servers are asked without any client library"},
@@ -65,6 +65,16 @@ var layers = map[string]layer{
 	"backends/redis": {
 		may: []string{"backends", "github.com/redis/go-redis/v9", "github.com/redis/go-redis/v9/maintnotifications"},
 		why: "a store knows the contract and its own client library",
+	},
+	"backends/table": {may: []string{"backends"}, why: "what stores in a database have in common knows none of them"},
+	"backends/mysql": {
+		may: []string{"backends", "backends/table", "github.com/go-sql-driver/mysql"},
+		why: "a store knows the contract and its own client library",
+	},
+	"backends/table/tabletest": {may: []string{"backends", "backends/backendtest/proxy", "backends/backendtest/servers"}, why: "what a database has to bear is the same for all"},
+	"backends/postgres": {
+		may: []string{"backends", "backends/table", "github.com/jackc/pgx/v5/pgconn"},
+		why: "a store knows the contract and its own client library; pgconn alone, for pgx itself costs more at every start",
 	},
 	"backends/file": {may: []string{"backends", "golang.org/x/sys/unix"}, why: "a store knows the contract and its own client library"},
 }
@@ -80,6 +90,8 @@ var restricted = []struct {
 	{"github.com/spf13/pflag", []string{"cmd"}, "settings reach the rest as values"},
 	{"go.yaml.in/yaml/v3", []string{"cmd"}, "only the settings file is YAML"},
 	{"github.com/redis/go-redis/v9", []string{"backends/redis"}, "a client library is the matter of its store alone"},
+	{"github.com/go-sql-driver/mysql", []string{"backends/mysql"}, "a client library is the matter of its store alone"},
+	{"github.com/jackc/pgx/v5/pgconn", []string{"backends/postgres"}, "a client library is the matter of its store alone"},
 }
 
 type goPackage struct {

@@ -271,6 +271,13 @@ type Scheme struct {
 	// Open checks the URL and returns a client. It may check that the store can work here at all, but it makes no network
 	// traffic: a server that is away is found by the first call. A URL that cannot work is a [*ConfigError].
 	Open func(ctx context.Context, u *url.URL) (*Store, error)
+
+	// Schema returns the SQL that makes what the store needs, for people whose role may not make it. It asks nothing of the
+	// server, and what it returns may be run again. Nil for stores that need nothing to be made.
+	Schema func(u *url.URL) (string, error)
+
+	// Apply makes what the store needs and brings it up to date, and returns what it did, in words. Nil with Schema.
+	Apply func(ctx context.Context, u *url.URL) (string, error)
 }
 
 // Store is an opened backend and what has to be known about it.

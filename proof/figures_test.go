@@ -163,6 +163,10 @@ func TestTheGuardianSleepsAndTheWrapperHardlyWakes(t *testing.T) {
 	}
 }
 
+// light are packages of libraries that need so little themselves that the runtime initialises them early, by their names: a few
+// pools of buffers, in about 10 us.
+var light = []string{"github.com/jackc/pgx/v5/internal/iobufpool"}
+
 func TestTheGuardianDivertsBeforeAnythingHeavy(t *testing.T) {
 	packages, took, err := figures.Inits(bin.underlease)
 	if err != nil {
@@ -174,8 +178,8 @@ func TestTheGuardianDivertsBeforeAnythingHeavy(t *testing.T) {
 	}
 	for _, p := range packages {
 		first, _, _ := strings.Cut(p, "/")
-		if strings.Contains(first, ".") && !strings.HasPrefix(p, module+"/") {
-			t.Errorf("got %s among them, want none of a library", p)
+		if strings.Contains(first, ".") && !strings.HasPrefix(p, module+"/") && !slices.Contains(light, p) {
+			t.Errorf("got %s among them, want none of a library but %q", p, light)
 		}
 	}
 }
