@@ -187,6 +187,31 @@ func (c *EtcdCluster) Leader() (leader *Etcd, others []*Etcd) {
 	return leader, others
 }
 
+// Requests returns how many requests the server has got, but for watches and those of the kit.
+func (n *Etcd) Requests() int {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	got, err := n.send(ctx, http.MethodGet, "/metrics", nil)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	sum := 0
+	for line := range strings.Lines(string(got)) {
+		name, number, _ := strings.Cut(strings.TrimSpace(line), "} ")
+		for _, method := range []string{"Range", "Txn", "LeaseGrant", "LeaseRevoke", "LeaseKeepAlive", "LeaseTimeToLive"} {
+			if strings.HasPrefix(name, "grpc_server_started_total{") && strings.Contains(name, `grpc_method="`+method+`"`) {
+				n64, err := strconv.ParseFloat(number, 64)
+				if err != nil {
+					n.t.Fatal(err)
+				}
+				sum += int(n64)
+			}
+		}
+	}
+	return sum
+}
+
 // Get returns the values of the keys that begin with prefix, by key.
 func (n *Etcd) Get(prefix string) map[string]string {
 	n.t.Helper()
