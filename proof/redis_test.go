@@ -43,22 +43,38 @@ const busy = 400 * time.Millisecond
 // renewals.
 const anAcquire = "-- ARGV: name, handle, holder, slots"
 
-// field is a server, a proxy in front of it, and where commands leave their stamps.
+// field is a store on its servers, a proxy in front of one of them, and where commands leave their stamps.
 type field struct {
 	t     *testing.T
 	dir   string
-	redis *servers.Redis
 	proxy *proxy.Proxy
+
+	addr   string                   // of the server behind the proxy
+	url    func(addr string) string // of the store there
+	holder func() string            // what tells who has the lease l; empty: nobody
+	queued func() int               // how many wait for it
+
+	redis *servers.Redis
 }
 
 func newField(t *testing.T, o servers.RedisOptions) *field {
 	t.Helper()
 	r := servers.StartRedis(t, o)
-	return &field{t: t, dir: t.TempDir(), redis: r, proxy: proxy.New(t, r.Addr())}
+	f := onRedis(t, r)
+	f.proxy = proxy.New(t, r.Addr())
+	return f
 }
 
-func (f *field) straight() string { return "redis://" + f.redis.Addr() }
-func (f *field) through() string  { return "redis://" + f.proxy.Addr() }
+func onRedis(t *testing.T, r *servers.Redis) *field {
+	t.Helper()
+	f := &field{t: t, dir: t.TempDir(), redis: r, addr: r.Addr(), url: func(addr string) string { return "redis://" + addr }}
+	f.holder = func() string { return holderOf(f.slot()) }
+	f.queued = func() int { return strings.Count(r.Do("HGET", "ul:{_/l}", "q"), "\n") }
+	return f
+}
+
+func (f *field) straight() string { return f.url(f.addr) }
+func (f *field) through() string  { return f.url(f.proxy.Addr()) }
 
 // job is a command that stamps for so long.
 func (f *field) job(lasts time.Duration, words ...string) []string {
@@ -255,7 +271,7 @@ func (f *field) renewed() {
 func (f *field) waiters(n int) {
 	f.t.Helper()
 	servers.Within(f.t, 20*time.Second, "waiters stand in the queue", func() error {
-		if got := strings.Count(f.redis.Do("HGET", "ul:{_/l}", "q"), "\n"); got != n {
+		if got := f.queued(); got != n {
 			return fmt.Errorf("got %d, want %d", got, n)
 		}
 		return nil
@@ -526,7 +542,7 @@ func TestRedisAStoppedWaiterQueuesAgain(t *testing.T) {
 func TestRedisAFailoverThatForgetsTheGrantIsNoticedAtTheNextRenewal(t *testing.T) {
 	t.Parallel()
 	set := servers.StartSentinel(t, servers.RedisOptions{Durable: true})
-	f := &field{t: t, dir: t.TempDir(), redis: set.Primary}
+	f := onRedis(t, set.Primary)
 	store := "redis+sentinel://" + strings.Join(set.Addrs(), ",") + "/" + set.Name
 	const long = 12 * time.Second // rides out the failover
 	flags := []string{"--ttl", long.String(), "--wait", "60s"}

@@ -27,7 +27,10 @@ package consul
 
 import (
 	"context"
+	"io"
+	"log"
 	"net/url"
+	"sync"
 
 	"github.com/underlease/underlease/backends"
 	"github.com/underlease/underlease/backends/quorum"
@@ -55,11 +58,15 @@ func Schemes() map[string]backends.Scheme {
 	return map[string]backends.Scheme{"consul": s, "consuls": s}
 }
 
+// quiet silences what net/http says by the standard logger about idle connections. Nobody else here uses that.
+var quiet = sync.OnceFunc(func() { log.SetOutput(io.Discard) })
+
 func open(_ context.Context, u *url.URL) (*backends.Store, error) {
 	s, err := parse(u)
 	if err != nil {
 		return nil, err
 	}
+	quiet()
 	d, err := newDriver(s)
 	if err != nil {
 		return nil, err

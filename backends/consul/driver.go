@@ -128,14 +128,22 @@ func (d *driver) Commit(ctx context.Context, t quorum.Txn) (version int64, ok bo
 	return version, true, nil
 }
 
-// longestWait bounds one blocking query. Source: Consul HTTP API, blocking queries: at most 10 minutes.
-const longestWait = 5 * time.Minute
+// A blocking query goes on at the server when nobody waits for it any more, and counts as a connection of this host, of which
+// there may be 200. It lasts no longer than its caller does, where that is known.
+// Source: Consul HTTP API, blocking queries: at most 10 minutes; limits.http_max_conns_per_client.
+const (
+	longestWait  = 5 * time.Minute
+	shortestWait = 10 * time.Millisecond
+)
 
 // Await implements [quorum.Store].
 func (d *driver) Await(ctx context.Context, prefix string, after int64) error {
 	for {
 		q := reading(ctx)
 		q.WaitIndex, q.WaitTime = uint64(max(1, after)), longestWait
+		if deadline, ok := ctx.Deadline(); ok {
+			q.WaitTime = max(shortestWait, min(time.Until(deadline), longestWait))
+		}
 		v, err := d.list(prefix, q)
 		if ctx.Err() != nil {
 			return ctx.Err()

@@ -64,12 +64,12 @@ func (d *driver) classify(err error) error {
 	case is(rpctypes.ErrTimeout, rpctypes.ErrTimeoutDueToLeaderFail, rpctypes.ErrTimeoutDueToConnectionLost, rpctypes.ErrTimeoutWaitAppliedIndex, rpctypes.ErrUnhealthy, rpctypes.ErrStopped):
 		return away("%s", d.harmless(err.Error()))
 	case is(context.DeadlineExceeded, context.Canceled):
-		return backends.Unavailable(nil, "no answer from %s", d.address)
+		return d.silence()
 	}
 	code, text := status.Code(err), d.harmless(status.Convert(err).Message())
 	switch {
 	case code == codes.DeadlineExceeded || code == codes.Canceled:
-		return backends.Unavailable(nil, "no answer from %s", d.address)
+		return d.silence()
 	case code == codes.Unimplemented:
 		return backends.WithHint(away("it does not answer as etcd does: %s", text), "look at host and port in the store's URL")
 	// The library turns errors of a connection into words.
@@ -77,16 +77,30 @@ func (d *driver) classify(err error) error {
 		return backends.WithHint(away("%s", text), "the parameter server-name says of what the certificate has to be")
 	case strings.Contains(text, "x509: "):
 		return backends.WithHint(away("%s", text), "the parameter ca names a file with the authority that signed the server's certificate")
-	case strings.Contains(text, "first record does not look like a TLS handshake"):
-		return backends.WithHint(away("%s", text), "the server does not seem to speak TLS: write etcd in the place of etcds")
-	case strings.Contains(text, "certificate required") || strings.Contains(text, "bad certificate"):
-		return backends.WithHint(away("%s", text), "the parameters cert and key name the client's own certificate")
 	case strings.Contains(text, "no such host"):
 		return backends.WithHint(away("%s", text), "look at the host in the store's URL")
-	case strings.Contains(text, "error reading server preface") && d.settings.tls == nil:
-		return backends.WithHint(away("%s", text), "if the server speaks TLS, write etcds in the place of etcd")
+	case code == codes.Unavailable:
+		return d.unheard(away("%s", text))
 	}
 	return away("%s", text)
+}
+
+func (d *driver) silence() error {
+	return d.unheard(backends.Unavailable(nil, "no answer from %s", d.address))
+}
+
+// unheard adds what may be wrong where no server has ever answered: servers and the library say little or nothing where one side
+// speaks TLS and the other does not, or where a client's certificate is missing.
+func (d *driver) unheard(err error) error {
+	switch {
+	case d.answered.Load():
+		return err
+	case d.settings.tls == nil:
+		return backends.WithHint(err, "look at host and port; where the server speaks TLS, write etcds in the place of etcd")
+	default:
+		return backends.WithHint(err, "look at host and port; where the server does not speak TLS, write etcd in the place of etcds; "+
+			"the parameters cert and key name the client's own certificate")
+	}
 }
 
 // harmless takes the password out of a text, and what says nothing.

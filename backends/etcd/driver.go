@@ -8,6 +8,7 @@ import (
 	"math"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -30,7 +31,9 @@ type driver struct {
 	client *clientv3.Client // nil: the next call makes one
 	making chan struct{}    // closed when a client that is being made is there, or failed; nil: nobody makes one
 	closed bool
-	worst  string // the version of a server that is known to revoke leases that are kept
+	why    error // the last client was dropped
+
+	answered atomic.Bool // some server has
 }
 
 var _ quorum.Store = (*driver)(nil)
@@ -141,23 +144,35 @@ func (d *driver) do(ctx context.Context, f func(context.Context, *clientv3.Clien
 	// A member that has no leader then says so, instead of saying nothing.
 	err = f(clientv3.WithRequireLeader(ctx), c)
 	if err == nil {
+		d.answered.Store(true)
 		return nil
 	}
+	_, said := errors.AsType[rpctypes.EtcdError](rpctypes.Error(err))
 	silent := errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded || status.Code(err) == codes.Unavailable
-	if e, ok := errors.AsType[rpctypes.EtcdError](err); ok && e.Code() == codes.Unavailable {
-		silent = true
+	if silent && !said && !errors.Is(ctx.Err(), context.Canceled) {
+		d.drop(c, err)
 	}
-	if silent && !errors.Is(ctx.Err(), context.Canceled) {
-		d.drop(c)
+	if ctx.Err() == nil && (errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled) {
+		err = d.cause(err) // another call has closed the client meanwhile
 	}
 	return d.classify(err)
 }
 
-func (d *driver) drop(c *clientv3.Client) {
+// cause returns why the last client was dropped.
+func (d *driver) cause(err error) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.why != nil {
+		return d.why
+	}
+	return err
+}
+
+func (d *driver) drop(c *clientv3.Client, why error) {
 	d.mu.Lock()
 	mine := d.client == c
 	if mine {
-		d.client = nil
+		d.client, d.why = nil, why
 	}
 	d.mu.Unlock()
 	if mine {
@@ -347,7 +362,7 @@ func (d *driver) Left(ctx context.Context, session string, stated time.Duration)
 	err = d.do(ctx, func(ctx context.Context, c *clientv3.Client) error {
 		got, err := c.TimeToLive(ctx, id)
 		if err == nil {
-			left = max(0, time.Duration(got.TTL)*time.Second)
+			left = min(time.Duration(got.TTL+1)*time.Second, stated) // it rounds down
 		}
 		return err
 	})

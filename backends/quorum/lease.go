@@ -225,6 +225,9 @@ func (a *attempt) busy(ctx context.Context, l *lease) error {
 	return b
 }
 
+// shortestLeft is the least that is said to be left of what is taken. Stores end sessions late.
+const shortestLeft = 500 * time.Millisecond
+
 // left returns how long each of the first n slots stays taken unless renewed.
 func (c *Client) left(ctx context.Context, l *lease, n int) []time.Duration {
 	left := make([]time.Duration, n)
@@ -234,9 +237,10 @@ func (c *Client) left(ctx context.Context, l *lease, n int) []time.Duration {
 		fs = append(fs, func() {
 			got, err := c.store.Left(ctx, session, stated)
 			if err != nil {
-				got = stated // for people alone
+				got = stated
 			}
-			*into = max(got, time.Millisecond)
+			// Nothing is as good as free before the store says so: who is told less would ask again and again.
+			*into = max(got, shortestLeft)
 		})
 	}
 	for i := range n {
@@ -244,8 +248,7 @@ func (c *Client) left(ctx context.Context, l *lease, n int) []time.Duration {
 			ask(&left[i], g.pair.Session, duration(g.TTL))
 		}
 		if h := l.holds[i]; h != nil {
-			rest := duration(h.Since + h.Length - millis())
-			ask(&holds[i], h.pair.Session, min(max(rest, time.Millisecond), duration(h.Length)))
+			ask(&holds[i], h.pair.Session, min(duration(h.Since+h.Length-millis()), duration(h.Length)))
 		}
 	}
 	together(fs...)

@@ -244,6 +244,16 @@ func (n *Consul) Get(key string) string {
 	return string(got)
 }
 
+// Destroy ends the session that has locked a key.
+func (n *Consul) Destroy(key string) {
+	n.t.Helper()
+	var pairs []struct{ Session string }
+	if err := json.Unmarshal(n.Do(http.MethodGet, "/v1/kv/"+key+"?consistent", nil), &pairs); err != nil || len(pairs) != 1 {
+		n.t.Fatalf("%s: got %d keys, %v, want one", key, len(pairs), err)
+	}
+	n.Do(http.MethodPut, "/v1/session/destroy/"+pairs[0].Session, nil)
+}
+
 // Do sends a request, with all rights.
 func (n *Consul) Do(method, path string, body []byte) []byte {
 	n.t.Helper()

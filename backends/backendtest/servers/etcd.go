@@ -247,6 +247,19 @@ func (n *Etcd) Delete(prefix string) int {
 	return deleted
 }
 
+// Revoke revokes the etcd lease on which a key hangs.
+func (n *Etcd) Revoke(key string) {
+	n.t.Helper()
+	got := n.Post("/v3/kv/range", map[string]any{"key": base64.StdEncoding.EncodeToString([]byte(key))})
+	var answer struct {
+		Kvs []struct{ Lease string }
+	}
+	if err := json.Unmarshal(got, &answer); err != nil || len(answer.Kvs) != 1 {
+		n.t.Fatalf("%s: got %d keys, %v, want one", key, len(answer.Kvs), err)
+	}
+	n.Post("/v3/lease/revoke", map[string]any{"ID": answer.Kvs[0].Lease})
+}
+
 // Put writes a key, and leaves it in the etcd lease in which it is, or takes it out of it.
 func (n *Etcd) Put(key, value string, keep bool) {
 	n.t.Helper()
