@@ -79,7 +79,7 @@ func (d *driver) classify(err error) error {
 		return backends.WithHint(away("%s", text), "the parameter ca names a file with the authority that signed the server's certificate")
 	case strings.Contains(text, "no such host"):
 		return backends.WithHint(away("%s", text), "look at the host in the store's URL")
-	case code == codes.Unavailable:
+	case code == codes.Unavailable && !strings.Contains(text, "connection refused"):
 		return d.unheard(away("%s", text))
 	}
 	return away("%s", text)

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math"
 	"strconv"
 	"sync"
@@ -36,7 +37,10 @@ type driver struct {
 	answered atomic.Bool // some server has
 }
 
-var _ quorum.Store = (*driver)(nil)
+var (
+	_ quorum.Store   = (*driver)(nil)
+	_ quorum.Adviser = (*driver)(nil)
+)
 
 // Address implements [quorum.Store].
 func (d *driver) Address() string { return d.address }
@@ -367,6 +371,40 @@ func (d *driver) Left(ctx context.Context, session string, stated time.Duration)
 		return err
 	})
 	return left, err
+}
+
+// Advice implements [quorum.Adviser]: the server that is asked may be one that revokes leases that are kept.
+func (d *driver) Advice(ctx context.Context) (advice string) {
+	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond) // a loss is acted on first
+	defer cancel()
+	_ = d.do(ctx, func(ctx context.Context, c *clientv3.Client) error { // without an answer there is no advice
+		got, err := pb.NewMaintenanceClient(c.ActiveConnection()).Status(ctx, &pb.StatusRequest{})
+		if err == nil && revokesWhatIsKept(got.Version) {
+			advice = "etcd " + got.Version + " may revoke leases that are kept when its leader was slow (etcd-io/etcd#15247): update to 3.5.13 or newer, or to 3.4.31"
+		}
+		return err
+	})
+	return advice
+}
+
+// revokesWhatIsKept tells the versions with etcd-io/etcd#15247.
+//
+// Source: etcd, CHANGELOG-3.5, 3.5.13 (#17425), and CHANGELOG-3.4, 3.4.31 (#17465).
+func revokesWhatIsKept(version string) bool {
+	var major, minor, patch int
+	if n, _ := fmt.Sscanf(version, "%d.%d.%d", &major, &minor, &patch); n != 3 {
+		return false
+	}
+	switch {
+	case major != 3 || minor > 5:
+		return major < 3
+	case minor == 5:
+		return patch < 13
+	case minor == 4:
+		return patch < 31
+	default:
+		return true
+	}
 }
 
 // Close implements [quorum.Store].

@@ -219,3 +219,14 @@ func TestAURLThatCannotWorkIsRefused(t *testing.T) {
 		}
 	}
 }
+
+func TestVersionsThatRevokeWhatIsKeptAreKnown(t *testing.T) {
+	for version, want := range map[string]bool{
+		"3.7.3": false, "3.6.0": false, "3.5.13": false, "3.5.12": true, "3.5.0": true, "3.4.31": false, "3.4.23": true, "3.3.27": true, "4.0.0": false,
+		"": false, "unknown": false,
+	} {
+		if got := revokesWhatIsKept(version); got != want {
+			t.Errorf("%q: got %v, want %v", version, got, want)
+		}
+	}
+}

@@ -20,10 +20,11 @@ import (
 // stand is a store on real servers.
 type stand struct {
 	t        *testing.T
-	addr     string                                // of one server
-	all      string                                // of all that a URL may name
-	url      func(addr string) string              // of the store there
-	open     map[string]backends.Scheme            // how
+	addr     string                     // of one server
+	all      string                     // of all that a URL may name
+	url      func(addr string) string   // of the store there
+	open     map[string]backends.Scheme // how
+	put      func(key, value string)
 	delete   func(prefix string)                   // keys
 	lose     func()                                // everything
 	leader   func() (*servers.Process, int)        // who leads, and how many there are
@@ -38,6 +39,7 @@ func etcds(t *testing.T, nodes int) *stand {
 	return &stand{
 		t: t, addr: c.Nodes[0].Addr(), all: strings.Join(c.Addrs(), ","), open: etcd.Schemes(), lose: c.Lose,
 		url:      func(addr string) string { return "etcd://" + addr },
+		put:      func(key, value string) { c.Nodes[0].Put(key, value, false) },
 		delete:   func(prefix string) { c.Nodes[0].Delete(prefix) },
 		leader:   func() (*servers.Process, int) { l, others := c.Leader(); return l.Process, len(others) + 1 },
 		asked:    func(*proxy.Proxy) int { return c.Nodes[0].Requests() },
@@ -57,6 +59,7 @@ func consuls(t *testing.T, nodes int) *stand {
 	return &stand{
 		t: t, addr: addr, all: addr, open: consul.Schemes(), lose: c.Lose,
 		url:      func(addr string) string { return "consul://" + addr + "?session-ttl-min=1s" },
+		put:      func(key, value string) { c.Nodes[0].Do("PUT", "/v1/kv/"+key, []byte(value)) },
 		delete:   func(prefix string) { c.Nodes[0].Delete(prefix) },
 		leader:   func() (*servers.Process, int) { l, others := c.Leader(); return l.Process, len(others) + 1 },
 		asked:    func(p *proxy.Proxy) int { asked += p.Trips(); return asked },
@@ -283,7 +286,7 @@ func TestTermsGrowOverALostStore(t *testing.T) {
 					if last.Term != 0 {
 						servers.Within(t, 20*time.Second, "the holder is told", func() error {
 							if err := renew(t, s, last); !errors.Is(err, backends.ErrLost) {
-								return fmt.Errorf("Renew: got %v, want lost", err)
+								return fmt.Errorf("Renew: got %w, want lost", err)
 							}
 							return nil
 						})
@@ -426,4 +429,47 @@ func TestWhatIsNotOursIsNotTouched(t *testing.T) {
 			}
 		}
 	}
+}
+
+// C62: what was used once goes, 7 days later, when somebody lists; what has records, and what is held, stays.
+func TestALeaseThatNobodyUsesIsForgotten(t *testing.T) {
+	each(t, 1, func(t *testing.T, st *stand) {
+		s := st.client(st.addr)
+		week := int64(7 * 24 * time.Hour / time.Millisecond)
+		now := time.Now().UnixMilli()
+		doc := func(name string, term int64) {
+			st.put("ul/lease/_/"+name+"/doc", fmt.Sprintf(`{"f":1,"ns":"","n":%q,"t":%d,"e":1,"s":[{"i":0,"w":"x","t":%d,"b":1,"p":{"o":"ok"}}]}`, name, term, term))
+			st.put("ul/end/_/"+name+"/1", fmt.Sprintf(`{"n":1,"i":0,"t":%d,"w":"x","b":1,"p":{"o":"ok"}}`, term))
+		}
+		doc("old", now-week-1000)
+		doc("young", now-week+60_000)
+		doc("recorded", now-week-1000)
+		doc("held", now-week-1000)
+		if _, err := s.Records().Put(t.Context(), "", "recorded", backends.Put{Key: "k"}, nil); err != nil {
+			t.Fatal(err)
+		}
+		g := granted(t, s, request("held"))
+		for range 2 {
+			list, err := s.List(t.Context(), "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var names []string
+			for _, l := range list {
+				names = append(names, l.Lease)
+			}
+			if got := strings.Join(names, " "); got != "held recorded young" {
+				t.Errorf("List: got %q, want held, recorded and young", got)
+			}
+		}
+		if state, err := s.Inspect(t.Context(), "", "old"); err != nil || len(state.Slots)+len(state.History) != 0 {
+			t.Errorf("what is left of the old one: got %+v, %v, want nothing", state, err)
+		}
+		if next := granted(t, s, request("old")); int64(next.Term) < now {
+			t.Errorf("term after it: got %d, want at least the clock", next.Term)
+		}
+		if err := renew(t, s, g); err != nil {
+			t.Errorf("Renew: got %v, want the grant", err)
+		}
+	})
 }

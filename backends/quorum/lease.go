@@ -262,6 +262,16 @@ func broken(a *ask) error { return backends.Lost(nil, "broken by an operator: %s
 
 // Renew implements [backends.Backend].
 func (c *Client) Renew(ctx context.Context, g backends.Grant) (backends.Grant, error) {
+	g, err := c.renew(ctx, g)
+	if a, ok := c.store.(Adviser); ok && errors.Is(err, backends.ErrLost) {
+		if advice := a.Advice(ctx); advice != "" {
+			err = backends.WithHint(err, "%s", advice)
+		}
+	}
+	return g, err
+}
+
+func (c *Client) renew(ctx context.Context, g backends.Grant) (backends.Grant, error) {
 	p, d := c.place(g.Namespace, g.Lease), digest(g.Namespace, g.Lease, g.Handle)
 	session := c.store.Name(grantSeed(d))
 	if h := c.hand(d); h != nil && h.session.ID != "" {

@@ -27,11 +27,17 @@
 //   - The term is max(last + 1, milliseconds of the client's clock), in the transaction that takes the slot. Neither store has a
 //     clock that it shows. A client's clock that is wrong makes terms jump forward, never back: only when the store has lost
 //     everything, a clock that is behind can give a term again.
+//
 //   - A renewal counts the session anew and reads the slot at the same time; both have to succeed, because a key can be deleted
 //     while its session lives.
+//
 //   - An abandoned acquisition ends its sessions first: a transaction that is still on its way then finds none.
+//
 //   - Who waits has a key in the queue, and watches the one before it: what a handover costs does not grow with the number of
 //     those that wait. Who stands first watches the lease. The place is a hint: a run that does not wait may come between.
+//
+//   - A lease that was not used for 7 days, and has no records, is deleted by the next list of its namespace (`underlease list`), a
+//     hundred of them at a time.
 //
 // # The limits
 //
@@ -80,6 +86,12 @@ type Store interface {
 	Left(ctx context.Context, id string, stated time.Duration) (time.Duration, error)
 
 	Close() error
+}
+
+// Adviser is an optional interface of a [Store] that may know why a grant was lost.
+type Adviser interface {
+	// Advice returns what a person can do about a loss, or nothing.
+	Advice(ctx context.Context) string
 }
 
 // ErrGone says that there is no such session.

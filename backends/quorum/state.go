@@ -119,6 +119,7 @@ func (c *Client) List(ctx context.Context, namespace string) ([]backends.State, 
 			leases = append(leases, l)
 		}
 	}
+	leases = c.prune(ctx, leases)
 	states := make([]backends.State, len(leases))
 	for from := 0; from < len(leases); from += atOnce {
 		var fs []func()
@@ -145,4 +146,41 @@ func nameOf(pairs []Pair) string {
 		}
 	}
 	return ""
+}
+
+const (
+	// retention is how long a lease that nobody uses is remembered.
+	retention = 7 * 24 * time.Hour
+	// mostPruned bounds what one list deletes.
+	mostPruned = 100
+)
+
+// prune deletes leases that were not used for the retention, and returns the others. Those with records stay. The term starts from
+// a clock then, which is further than it ever was. That it cannot be done, for lack of a right perhaps, is no matter of who lists.
+func (c *Client) prune(ctx context.Context, leases []*lease) (others []*lease) {
+	old, pruned := millis()-retention.Milliseconds(), 0
+	for _, l := range leases {
+		if pruned < mostPruned && len(l.grants) == 0 && len(l.holds) == 0 && int64(l.doc.Term) < old && c.delete(ctx, l) {
+			pruned++
+		} else {
+			others = append(others, l)
+		}
+	}
+	return others
+}
+
+// delete deletes a lease that nobody has, with its history.
+func (c *Client) delete(ctx context.Context, l *lease) bool {
+	kept, err := c.store.Read(ctx, l.place.records())
+	if err != nil || len(kept.Pairs) > 0 {
+		return false
+	}
+	var t Txn
+	t.check(l.place.doc(), l.version)
+	t.delete(l.place.doc())
+	for i := range min(l.doc.Ends, backends.HistoryLength) {
+		t.delete(l.place.end(i + 1))
+	}
+	_, ok, err := c.store.Commit(ctx, t)
+	return err == nil && ok
 }

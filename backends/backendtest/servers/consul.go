@@ -113,7 +113,7 @@ func StartConsul(t testing.TB, nodes int, o ConsulOptions) *ConsulCluster {
 			Name: "consul-" + n.Name, Path: program, Args: append(args, "-config-file="+file), Dir: n.Dir, Log: filepath.Join(n.Dir, "log"),
 			Ports: []int{n.Port, server}, Ready: n.ready,
 		}}
-		t.Cleanup(func() { n.Process.end(syscall.SIGKILL) })
+		t.Cleanup(func() { n.end(syscall.SIGKILL) })
 		c.Nodes = append(c.Nodes, n)
 	}
 	for _, n := range c.Nodes {

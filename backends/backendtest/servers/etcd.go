@@ -82,7 +82,7 @@ func StartEtcd(t testing.TB, nodes int, o EtcdOptions) *EtcdCluster {
 			Name: "etcd-" + n.Name, Path: program, Args: args, Dir: n.Dir, Log: filepath.Join(n.Dir, "log"),
 			Ports: []int{n.Port, n.Peers}, Ready: n.ready,
 		}}
-		t.Cleanup(func() { n.Process.end(syscall.SIGKILL) })
+		t.Cleanup(func() { n.end(syscall.SIGKILL) })
 		n.Launch()
 	}
 	c.AwaitReady()
