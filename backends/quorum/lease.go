@@ -357,12 +357,10 @@ func (c *Client) Release(ctx context.Context, g backends.Grant, e backends.End) 
 	if err := c.finish(ctx, g, l, e); err != nil {
 		return err
 	}
-	if h != nil && h.session.ID != "" && h.session.TTL > longSession {
-		if err := c.store.End(ctx, h.session.ID); err != nil {
-			return nil //nolint:nilerr // the lease is free; the session ends by itself
-		}
-	}
 	c.forget(d)
+	if h != nil && h.session.ID != "" && h.session.TTL > longSession {
+		_ = c.store.End(ctx, h.session.ID) // the lease is free, and the session ends by itself
+	}
 	return nil
 }
 
