@@ -25,6 +25,7 @@ type quorum struct {
 	remove   func()        // deletes everything
 	end      func()        // ends the holder's session
 	lose     func()        // everything, by a restart
+	restart  func()        // with all it knows
 	acquires string        // bytes that only the request has that takes a slot
 	free     time.Duration // when the lease of a dead holder is free at the latest
 	leader   func() *servers.Process
@@ -41,7 +42,7 @@ func onEtcd(t *testing.T, nodes int, o servers.EtcdOptions) *quorum {
 	url := func(addr string) string { return "etcd://" + addr }
 	q := &quorum{
 		field: &field{t: t, dir: t.TempDir(), proxy: proxy.New(t, n.Addr()), addr: n.Addr(), url: url},
-		all:   url(strings.Join(c.Addrs(), ",")), acquires: `{"h":"`, free: ttl + time.Second, lose: c.Lose,
+		all:   url(strings.Join(c.Addrs(), ",")), acquires: `{"h":"`, free: ttl + time.Second, lose: c.Lose, restart: c.Restart,
 		remove: func() { n.Delete("ul/") }, requests: n.Requests,
 		leader: func() *servers.Process { l, _ := c.Leader(); return l.Process },
 	}
@@ -62,7 +63,7 @@ func onConsul(t *testing.T, nodes int, o servers.ConsulOptions) *quorum {
 	url := func(addr string) string { return "consul://" + addr + "?session-ttl-min=1s" }
 	q := &quorum{
 		field: &field{t: t, dir: t.TempDir(), proxy: proxy.New(t, n.Addr()), addr: n.Addr(), url: url},
-		all:   url(n.Addr()), acquires: `"Verb":"lock"`, free: 2*ttl + time.Second, lose: c.Lose,
+		all:   url(n.Addr()), acquires: `"Verb":"lock"`, free: 2*ttl + time.Second, lose: c.Lose, restart: c.Restart,
 		remove: func() { n.Delete("ul/") },
 		leader: func() *servers.Process { l, _ := c.Leader(); return l.Process },
 	}
@@ -446,6 +447,32 @@ func TestQuorumAKilledWaiterLeavesNothing(t *testing.T) {
 			t.Errorf("the next run had ended %v after the holder, want at most %v", took, limit)
 		}
 	})
+}
+
+// C48: a waiter outlives a restart of all servers.
+func TestQuorumAWaiterSurvivesARestart(t *testing.T) {
+	both(t, 3, func(t *testing.T, q *quorum) {
+		a := q.run(q.all, []string{"--ttl", "20s"}, q.job(time.Minute))
+		a.begins()
+		b := q.run(q.all, []string{"--wait", "120s"}, q.job(10*time.Millisecond))
+		q.waiters(1)
+		a.signal(syscall.SIGTERM)
+		q.restart() // the holder gives back while they are away, or when they are back
+		back := stamps.Now()
+		b.begins()
+		b.wants(0, "ok", "")
+		took := time.Duration(b.end - back)
+		t.Logf("the waiter had run %v after the servers were back", took)
+		if took > 5*time.Second+busy {
+			t.Errorf("the waiter had run %v after the servers were back, want at most 5s", took)
+		}
+		judge(t, q.dir)
+	})
+}
+
+// C61: what tells two runs apart is neither a host's name nor a pid.
+func TestQuorumTwoContainersWithOneNameAndOnePid(t *testing.T) {
+	both(t, 1, func(_ *testing.T, q *quorum) { q.twoContainers() })
 }
 
 // C49: eight waiters, jobs that take no time.

@@ -816,7 +816,12 @@ func (f *field) handovers() (median, p99 time.Duration) {
 // C61: what tells two runs apart is neither a host's name nor a pid.
 func TestRedisTwoContainersWithOneNameAndOnePid(t *testing.T) {
 	t.Parallel()
-	f := newField(t, servers.RedisOptions{})
+	newField(t, servers.RedisOptions{}).twoContainers()
+}
+
+func (f *field) twoContainers() {
+	t := f.t
+	t.Helper()
 	contain := func(flags ...string) *live {
 		l := f.prepare(f.straight(), append(flags, "--holder", "same"), f.job(300*time.Millisecond))
 		args := append([]string{"--fork", "--pid", "--uts", "sh", "-c", `hostname same; exec "$@"`, "sh"}, l.cmd.Args...)

@@ -159,12 +159,19 @@ func (n *Consul) Data() string { return filepath.Join(n.Dir, "data") }
 func (n *Consul) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(n.Port)) }
 
 // Lose ends every server and starts it again without what it knew.
-func (c *ConsulCluster) Lose() {
+func (c *ConsulCluster) Lose() { c.again(true) }
+
+// Restart ends every server and starts it again with what it knows.
+func (c *ConsulCluster) Restart() { c.again(false) }
+
+func (c *ConsulCluster) again(without bool) {
 	c.t.Helper()
 	for _, n := range c.Nodes {
 		n.Kill()
-		if err := os.RemoveAll(n.Data()); err != nil {
-			c.t.Fatal(err)
+		if without {
+			if err := os.RemoveAll(n.Data()); err != nil {
+				c.t.Fatal(err)
+			}
 		}
 	}
 	for _, n := range c.Nodes {

@@ -132,12 +132,19 @@ func (c *EtcdCluster) Addrs() []string {
 }
 
 // Lose ends every server and starts it again without what it knew.
-func (c *EtcdCluster) Lose() {
+func (c *EtcdCluster) Lose() { c.again(true) }
+
+// Restart ends every server and starts it again with what it knows.
+func (c *EtcdCluster) Restart() { c.again(false) }
+
+func (c *EtcdCluster) again(without bool) {
 	c.t.Helper()
 	for _, n := range c.Nodes {
 		n.Kill()
-		if err := os.RemoveAll(n.Data()); err != nil {
-			c.t.Fatal(err)
+		if without {
+			if err := os.RemoveAll(n.Data()); err != nil {
+				c.t.Fatal(err)
+			}
 		}
 	}
 	for _, n := range c.Nodes {
