@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -470,6 +471,46 @@ func TestALeaseThatNobodyUsesIsForgotten(t *testing.T) {
 		}
 		if err := renew(t, s, g); err != nil {
 			t.Errorf("Renew: got %v, want the grant", err)
+		}
+	})
+}
+
+// One that cannot be shown is named, and hides no other.
+func TestAListShowsWaitersAndNamesWhatItCannotShow(t *testing.T) {
+	each(t, 1, func(t *testing.T, st *stand) {
+		s := st.client(st.addr)
+		granted(t, s, request("held"))
+		st.put("ul/lease/_/damaged/doc", "{")
+		ctx, stop := context.WithCancel(t.Context())
+		var waiters sync.WaitGroup
+		for range 2 {
+			waiters.Go(func() { _ = s.Backend.(backends.Waiter).WaitFree(ctx, request("held")) })
+		}
+		defer waiters.Wait()
+		defer stop()
+		servers.Within(t, 10*time.Second, "two wait", func() error {
+			state, err := s.Inspect(t.Context(), "", "held")
+			if err != nil || state.Waiters == nil || *state.Waiters != 2 {
+				return fmt.Errorf("got %+v, %w", state, err)
+			}
+			return nil
+		})
+		list, err := s.List(t.Context(), "")
+		if !errors.Is(err, backends.ErrBroken) || !strings.Contains(fmt.Sprint(err), "damaged") || backends.Hint(err) == "" {
+			t.Errorf("List: got %v with the hint %q, want the damaged one with what to do", err, backends.Hint(err))
+		}
+		if len(list) != 1 || list[0].Lease != "held" || list[0].Waiters == nil || *list[0].Waiters != 2 {
+			t.Errorf("List: got %+v, want the other one with two that wait", list)
+		}
+		var names []string
+		if err := s.Backend.(backends.Walker).Walk(t.Context(), "", func(s backends.State, err error) bool {
+			names = append(names, fmt.Sprintf("%s %t", s.Lease, err == nil))
+			return true
+		}); err != nil {
+			t.Errorf("Walk: got %v, want nil", err)
+		}
+		if got := strings.Join(names, ", "); got != "damaged false, held true" {
+			t.Errorf("Walk: got %q, want both with their names, in order", got)
 		}
 	})
 }

@@ -177,6 +177,7 @@ var (
 	_ backends.Backend = (*Client)(nil)
 	_ backends.Waiter  = (*Client)(nil)
 	_ backends.Watcher = (*Client)(nil)
+	_ backends.Walker  = (*Client)(nil)
 )
 
 // New returns a client of a store, which it closes in the end.

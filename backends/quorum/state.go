@@ -3,6 +3,7 @@ package quorum
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -17,13 +18,14 @@ func (c *Client) Inspect(ctx context.Context, namespace, name string) (backends.
 		return backends.State{}, err
 	}
 	p := c.place(namespace, name)
-	var view, ends View
-	var err, endsErr error
+	var view, ends, queue View
+	var err, endsErr, queueErr error
 	together(
 		func() { view, err = c.store.Read(ctx, p.lease()) },
 		func() { ends, endsErr = c.store.Read(ctx, p.ends()) },
+		func() { queue, queueErr = c.store.Read(ctx, p.queue()) },
 	)
-	if err := first(err, endsErr); err != nil {
+	if err := first(err, endsErr, queueErr); err != nil {
 		return backends.State{}, err
 	}
 	l, err := c.parse(p, view)
@@ -31,6 +33,7 @@ func (c *Client) Inspect(ctx context.Context, namespace, name string) (backends.
 		return backends.State{}, err
 	}
 	state := c.state(ctx, l)
+	state.Waiters = new(len(queue.Pairs))
 	var all []past
 	for _, pair := range ends.Pairs {
 		var e past
@@ -95,44 +98,92 @@ const mostShown = 100
 const atOnce = 8
 
 // List implements [backends.Backend].
-func (c *Client) List(ctx context.Context, namespace string) ([]backends.State, error) {
+func (c *Client) List(ctx context.Context, namespace string) (states []backends.State, err error) {
+	var troubles []error
+	err = c.Walk(ctx, namespace, func(s backends.State, err error) bool {
+		if err != nil {
+			troubles = append(troubles, err)
+		} else {
+			states = append(states, s)
+		}
+		return true
+	})
+	return states, errors.Join(append(troubles, err)...)
+}
+
+// Walk implements [backends.Walker]. All leases are read at once, as they were at one moment; what is left of each is asked for while
+// they are shown.
+func (c *Client) Walk(ctx context.Context, namespace string, show func(backends.State, error) bool) error {
 	if err := backends.CheckNamespace(namespace); err != nil {
-		return nil, &backends.ConfigError{Text: err.Error()}
+		return &backends.ConfigError{Text: err.Error()}
 	}
+	var view, queue View
+	var err, queueErr error
+	together(
+		func() { view, err = c.store.Read(ctx, c.namespaces("lease", namespace)) },
+		func() { queue, queueErr = c.store.Read(ctx, c.namespaces("queue", namespace)) },
+	)
+	if err := first(err, queueErr); err != nil {
+		return err
+	}
+	waiters := map[string]int{} // by the prefix of the lease's tickets
+	for _, pair := range queue.Pairs {
+		waiters[pair.Key[:strings.LastIndexByte(pair.Key, '/')+1]]++
+	}
+	all := c.prune(ctx, c.listed(namespace, view))
+	for from := 0; from < len(all); from += atOnce {
+		some := all[from:min(from+atOnce, len(all))]
+		states := make([]backends.State, len(some))
+		fs := []func(){func() {}}
+		for i, l := range some {
+			if l.err != nil {
+				states[i] = backends.State{Namespace: namespace, Lease: l.place.name}
+				continue
+			}
+			fs = append(fs, func() {
+				states[i] = c.state(ctx, l.lease)
+				states[i].History, states[i].Waiters = nil, new(waiters[l.place.queue()])
+			})
+		}
+		together(fs...)
+		for i, l := range some {
+			if !show(states[i], l.err) {
+				return nil
+			}
+		}
+	}
+	return nil
+}
+
+// listed is a lease of a list, or why it cannot be shown.
+type listed struct {
+	*lease
+	err error
+}
+
+// listed returns the leases that keys belong to, ordered by name. Those whose name is not known come first.
+func (c *Client) listed(namespace string, view View) (all []listed) {
 	prefix := c.namespaces("lease", namespace)
-	view, err := c.store.Read(ctx, prefix)
-	if err != nil {
-		return nil, err
-	}
 	groups := map[string][]Pair{}
 	for _, pair := range view.Pairs {
 		key, _, _ := strings.Cut(strings.TrimPrefix(pair.Key, prefix), "/")
 		groups[key] = append(groups[key], pair)
 	}
-	var leases []*lease
 	for _, key := range slices.Sorted(maps.Keys(groups)) {
-		l, err := c.parse(place{c.options.Root, namespace, nameOf(groups[key])}, View{Pairs: groups[key], Version: view.Version})
-		if err != nil {
-			return nil, err
+		p := place{c.options.Root, namespace, nameOf(groups[key])}
+		if p.name == "" && backends.Key(namespace, key) == key {
+			p.name = key
 		}
-		if l.version != 0 { // without its doc nobody knows its name
-			leases = append(leases, l)
+		l, err := c.parse(p, View{Pairs: groups[key], Version: view.Version})
+		switch {
+		case err != nil:
+			all = append(all, listed{&lease{place: p}, err})
+		case l.version != 0: // without its doc nobody knows its name
+			all = append(all, listed{l, nil})
 		}
 	}
-	leases = c.prune(ctx, leases)
-	states := make([]backends.State, len(leases))
-	for from := 0; from < len(leases); from += atOnce {
-		var fs []func()
-		for i := from; i < min(from+atOnce, len(leases)); i++ {
-			fs = append(fs, func() { states[i] = c.state(ctx, leases[i]) })
-		}
-		together(fs...)
-	}
-	for i := range states {
-		states[i].History = nil
-	}
-	slices.SortFunc(states, func(a, b backends.State) int { return strings.Compare(a.Lease, b.Lease) })
-	return states, nil
+	slices.SortStableFunc(all, func(a, b listed) int { return strings.Compare(a.place.name, b.place.name) })
+	return all
 }
 
 // nameOf returns the plain name of the lease that keys belong to, as its doc says it.
@@ -157,10 +208,11 @@ const (
 
 // prune deletes leases that were not used for the retention, and returns the others. Those with records stay. The term starts from
 // a clock then, which is further than it ever was. That it cannot be done, for lack of a right perhaps, is no matter of who lists.
-func (c *Client) prune(ctx context.Context, leases []*lease) (others []*lease) {
+func (c *Client) prune(ctx context.Context, all []listed) (others []listed) {
 	old, pruned := millis()-retention.Milliseconds(), 0
-	for _, l := range leases {
-		if pruned < mostPruned && len(l.grants) == 0 && len(l.holds) == 0 && int64(l.doc.Term) < old && c.delete(ctx, l) {
+	for _, l := range all {
+		unused := l.err == nil && len(l.grants) == 0 && len(l.holds) == 0 && int64(l.doc.Term) < old
+		if unused && pruned < mostPruned && c.delete(ctx, l.lease) {
 			pruned++
 		} else {
 			others = append(others, l)
