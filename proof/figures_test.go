@@ -15,17 +15,22 @@ import (
 	"github.com/underlease/underlease/proof/figures"
 )
 
-// The limits are those of a build with the file store alone.
+// The limits are those of a build with the stores file, Redis, etcd and Consul. The client of etcd is most of the difference to one with
+// the file store alone: two milliseconds before main, 6 MB of program and 5 MB of memory.
 const (
-	mostToFlock  = 3.5
-	mostPSS      = 12 << 20
-	mostSize     = 12 << 20
+	mostToFlock  = 5
+	mostPSS      = 18 << 20
+	mostSize     = 20 << 20
 	mostInits    = 29
 	mostWakes    = 2 // of the wrapper, a second
 	afterNoStart = 50 * time.Millisecond
-	quietMachine = 6 * time.Millisecond // not a gate: only the ratio is
+	quietMachine = 9 * time.Millisecond // not a gate: only the ratio is
 	module       = "github.com/underlease/underlease"
 )
+
+// light are packages of libraries that need nothing that the guardian does not need, so that they are initialised before it is one. Each
+// makes a value or two, in microseconds.
+var light = []string{"go.uber.org/zap/internal/bufferpool", "go.uber.org/zap/internal/stacktrace", "google.golang.org/grpc/internal/backoff"}
 
 // flock(1) writes nothing, and a run puts its term on the disk before it starts the command. What the disk needs for that, and for
 // whoever else writes to it, is no figure of ours: the gate is measured in memory where there is such a file system, the disk is shown.
@@ -158,8 +163,8 @@ func TestTheGuardianDivertsBeforeAnythingHeavy(t *testing.T) {
 	}
 	for _, p := range packages {
 		first, _, _ := strings.Cut(p, "/")
-		if strings.Contains(first, ".") && !strings.HasPrefix(p, module+"/") {
-			t.Errorf("got %s among them, want none of a library", p)
+		if strings.Contains(first, ".") && !strings.HasPrefix(p, module+"/") && !slices.Contains(light, p) {
+			t.Errorf("got %s among them, want none of a library that is not light", p)
 		}
 	}
 }
