@@ -39,6 +39,7 @@ type driver struct {
 
 var (
 	_ quorum.Store   = (*driver)(nil)
+	_ quorum.Peeker  = (*driver)(nil)
 	_ quorum.Adviser = (*driver)(nil)
 )
 
@@ -185,9 +186,18 @@ func (d *driver) drop(c *clientv3.Client, why error) {
 }
 
 // Read implements [quorum.Store].
-func (d *driver) Read(ctx context.Context, prefix string) (v quorum.View, err error) {
+func (d *driver) Read(ctx context.Context, prefix string) (quorum.View, error) {
+	return d.read(ctx, prefix)
+}
+
+// Peek implements [quorum.Peeker].
+func (d *driver) Peek(ctx context.Context, prefix string) (quorum.View, error) {
+	return d.read(ctx, prefix, clientv3.WithSerializable())
+}
+
+func (d *driver) read(ctx context.Context, prefix string, how ...clientv3.OpOption) (v quorum.View, err error) {
 	err = d.do(ctx, func(ctx context.Context, c *clientv3.Client) error {
-		got, err := c.Get(ctx, prefix, clientv3.WithPrefix())
+		got, err := c.Get(ctx, prefix, append(how, clientv3.WithPrefix())...)
 		if err != nil {
 			return err
 		}
@@ -407,14 +417,14 @@ func revokesWhatIsKept(version string) bool {
 	}
 }
 
-// Close implements [quorum.Store].
+// Close implements [quorum.Store]. The connections are closed beside: a process that ends need not wait until each has said so.
 func (d *driver) Close() error {
 	d.mu.Lock()
 	c := d.client
 	d.client, d.closed = nil, true
 	d.mu.Unlock()
 	if c != nil {
-		_ = c.Close() // it says that its context was cancelled
+		go func() { _ = c.Close() }() // it says that its context was cancelled
 	}
 	return nil
 }

@@ -4,11 +4,13 @@
 // # The promise
 //
 // A slot's key hangs on an etcd lease whose number is derived from the handle: what became of a request whose answer was lost is
-// found by asking again. Every read is linearizable, every change one transaction. The cluster alone counts the ttl.
+// found by asking again. What is answered comes from a linearizable read or from a transaction that compares. The cluster alone counts the ttl.
 //
 // # The rules
 //
-//   - Acquire grants the etcd lease while it reads, and takes the slot in one transaction: two round trips.
+//   - Acquire grants the etcd lease while it looks at what the member knows that it asked, and takes the slot in one transaction, which is
+//     sent before the etcd lease is known to be there: two round trips, of which the cluster has to agree on one. The transaction
+//     compares, so that an old look costs another try; what is busy is looked at again, by a linearizable read.
 //   - Renew sends a keep-alive and a linearizable read at the same time: one round trip.
 //   - Release is one transaction. The etcd lease has no keys then, and ends by itself; a long one is revoked.
 //   - A connection that gave no answer in time is closed with all others, and the next attempt makes new ones. A member without a
@@ -56,7 +58,7 @@ func open(_ context.Context, u *url.URL) (*backends.Store, error) {
 	}
 	d := &driver{settings: s, address: s.address()}
 	return &backends.Store{
-		Backend: quorum.New(d, quorum.Options{Root: s.root, Eager: true}),
+		Backend: quorum.New(d, quorum.Options{Root: s.root}),
 		Scheme:  s.scheme, Address: d.address, Identity: s.identity(),
 	}, nil
 }

@@ -268,7 +268,7 @@ func TestHowOftenTheServerIsAsked(t *testing.T) {
 		}
 		switch p.Made() {
 		case 1: // HTTP/2
-			costs("busy: a session, a look, and what is left", 3)
+			costs("busy: a session, two looks, and what is left", 4)
 		default:
 			costs("busy: a look", 1)
 		}

@@ -29,15 +29,18 @@ func (c *Client) Acquire(ctx context.Context, req backends.Request) (backends.Gr
 	p, d := c.place(req.Namespace, req.Lease), digest(req.Namespace, req.Lease, req.Handle)
 	h := c.newHand(d, req)
 	a := attempt{c: c, req: req, place: p, digest: d, hand: h}
-	if c.options.Eager || h.session.ID != "" {
+	if p, ok := c.store.(Peeker); ok && h.session.ID == "" {
+		return a.ahead(ctx, p)
+	}
+	if h.session.ID != "" {
 		var view View
 		var readErr, sessionErr error
 		together(
 			func() { view, readErr = c.store.Read(ctx, p.lease()) },
 			func() { sessionErr = a.sessions(ctx) },
 		)
-		if err := errors.Join(readErr, sessionErr); err != nil {
-			return backends.Grant{}, first(readErr, sessionErr)
+		if err := first(readErr, sessionErr); err != nil {
+			return backends.Grant{}, err
 		}
 		return a.run(ctx, view)
 	}
@@ -96,6 +99,53 @@ func (a *attempt) session(ctx context.Context, s *Session, seed string, ttl time
 	return nil
 }
 
+// ahead asks for the sessions, looks, and takes a slot by sessions that may still be on their way: what a server is sent first it handles
+// before what it is sent after the answer to something else, as a rule. Where it did not, there is no such session, nothing is written,
+// and the slot is taken when they are there. The transaction compares, so that the look may be old; what is busy by an old look is
+// looked at again.
+func (a *attempt) ahead(ctx context.Context, p Peeker) (backends.Grant, error) {
+	begun := make(chan error, 1)
+	go func() { begun <- a.sessions(ctx) }()
+	slot, sessionErr := -1, error(nil)
+	var got backends.Grant
+	var taken bool
+	var l *lease
+	view, err := p.Peek(ctx, a.place.lease())
+	if err == nil {
+		l, err = a.c.parse(a.place, view)
+	}
+	if err == nil {
+		if _, again := l.carrying(a.digest); again == nil {
+			slot = l.free(0, a.req.Slots)
+		}
+	}
+	if slot >= 0 {
+		session := Session{ID: a.c.store.Name(grantSeed(a.digest)), TTL: a.req.TTL}
+		hold := Session{ID: a.c.store.Name(holdSeed(a.digest)), TTL: a.req.Hold}
+		got, taken, err = a.take(ctx, l, slot, session, hold)
+		a.hand.loose = err != nil && !errors.Is(err, ErrGone)
+	}
+	sessionErr = <-begun
+	if errors.Is(err, ErrGone) && sessionErr == nil {
+		got, taken, err = a.take(ctx, l, slot, a.hand.session, a.hand.hold)
+		if errors.Is(err, ErrGone) {
+			err = nil
+			a.hand.session, a.hand.hold, a.ready = Session{}, Session{}, false
+		}
+	}
+	if err := first(err, sessionErr); err != nil {
+		return backends.Grant{}, err
+	}
+	if taken {
+		got.TTL = min(got.TTL, a.hand.session.TTL)
+		return got, nil
+	}
+	if view, err = a.c.store.Read(ctx, a.place.lease()); err != nil {
+		return backends.Grant{}, err
+	}
+	return a.run(ctx, view)
+}
+
 func (a *attempt) run(ctx context.Context, view View) (backends.Grant, error) {
 	for range mostRounds {
 		l, err := a.c.parse(a.place, view)
@@ -117,8 +167,12 @@ func (a *attempt) run(ctx context.Context, view View) (backends.Grant, error) {
 					return backends.Grant{}, err
 				}
 			}
-			got, ok, err := a.take(ctx, l, slot)
-			if ok || err != nil {
+			got, ok, err := a.take(ctx, l, slot, a.hand.session, a.hand.hold)
+			switch {
+			case errors.Is(err, ErrGone):
+				// It ended between two requests of this call; whatever took so long, a new one is as good.
+				a.hand.session, a.hand.hold, a.ready = Session{}, Session{}, false
+			case ok || err != nil:
 				return got, err
 			}
 		}
@@ -155,8 +209,8 @@ func (l *lease) granted(slot int, g *grant) backends.Grant {
 	}
 }
 
-// take takes a free slot. Without an error and ok somebody was faster.
-func (a *attempt) take(ctx context.Context, l *lease, slot int) (_ backends.Grant, ok bool, _ error) {
+// take takes a free slot. Without an error and ok somebody was faster. [ErrGone] says that a session is not there.
+func (a *attempt) take(ctx context.Context, l *lease, slot int, session, held Session) (_ backends.Grant, ok bool, _ error) {
 	now := millis()
 	term, err := l.last().Next(now)
 	if err != nil {
@@ -171,30 +225,25 @@ func (a *attempt) take(ctx context.Context, l *lease, slot int) (_ backends.Gran
 	d.Term = term
 	previous := d.entry(slot).Last
 	d.set(slotDoc{Slot: slot, Holder: a.req.Holder, Term: term, Since: now, Open: true, Last: previous})
-	ttl := min(a.req.TTL, a.hand.session.TTL)
+	ttl := min(a.req.TTL, session.TTL)
 	g := &grant{Digest: a.digest, Holder: a.req.Holder, Term: term, Since: now, TTL: ttl.Milliseconds()}
 	t.put(a.place.doc(), stored(d), "")
-	t.put(a.place.grant(slot), stored(g), a.hand.session.ID)
+	t.put(a.place.grant(slot), stored(g), session.ID)
 	if a.req.Hold > 0 {
-		t.put(a.place.hold(slot), stored(hold{Holder: a.req.Holder, Term: term, Since: now, Length: a.req.Hold.Milliseconds()}), a.hand.hold.ID)
+		t.put(a.place.hold(slot), stored(hold{Holder: a.req.Holder, Term: term, Since: now, Length: a.req.Hold.Milliseconds()}), held.ID)
 	}
 	if ticket := a.c.ticketOf(a.digest); ticket != "" {
 		t.delete(ticket)
 	}
 	version, ok, err := a.c.store.Commit(ctx, t)
-	if errors.Is(err, ErrGone) {
-		// It ended between two requests of this call; whatever took so long, a new one is as good.
-		a.hand.session, a.hand.hold, a.ready = Session{}, Session{}, false
-		return backends.Grant{}, false, nil
-	}
 	if !ok || err != nil {
 		return backends.Grant{}, false, err
 	}
-	g.pair = Pair{Key: a.place.grant(slot), Version: version, Session: a.hand.session.ID}
+	g.pair = Pair{Key: a.place.grant(slot), Version: version, Session: session.ID}
 	l.doc, l.version, l.grants[slot] = *d, version, g
 	delete(l.asks, slot)
 	if a.req.Hold > 0 {
-		l.holds[slot] = &hold{pair: Pair{Key: a.place.hold(slot), Version: version, Session: a.hand.hold.ID}}
+		l.holds[slot] = &hold{pair: Pair{Key: a.place.hold(slot), Version: version, Session: held.ID}}
 	}
 	a.hand.lease, a.hand.slot = l, slot
 	a.c.leaveQueue(a.digest)
@@ -364,48 +413,68 @@ func (c *Client) Release(ctx context.Context, g backends.Grant, e backends.End) 
 	return nil
 }
 
-// abandon frees whatever carries the handle. What is still on its way finds no session.
+// abandon frees whatever carries the handle. What is still on its way finds no session or, where it was sent together with the session,
+// another version of the doc than it compares with.
 func (c *Client) abandon(ctx context.Context, g backends.Grant, d string, e backends.End) error {
 	if err := c.giveUp(ctx, d); err != nil {
 		return err
 	}
-	p := c.place(g.Namespace, g.Lease)
-	view, err := c.store.Read(ctx, p.lease())
-	if err != nil {
-		return err
-	}
-	l, err := c.parse(p, view)
-	if err != nil {
-		return err
-	}
+	p, h := c.place(g.Namespace, g.Lease), c.hand(d)
 	var sessions []string
-	if h := c.hand(d); h != nil {
+	if h != nil {
 		sessions = append(sessions, cmp.Or(h.session.ID, c.store.Name(grantSeed(d))))
 		if h.holds {
 			sessions = append(sessions, cmp.Or(h.hold.ID, c.store.Name(holdSeed(d))))
 		}
 	}
-	slot, there := l.carrying(d)
-	if there != nil {
-		sessions = append(sessions, there.pair.Session)
-		if h := l.holds[slot]; h != nil && h.Term == there.Term {
-			sessions = append(sessions, h.pair.Session)
-		}
-	}
-	slices.Sort(sessions)
-	for _, id := range slices.Compact(sessions) {
-		if id == "" {
-			continue
-		}
-		if err := c.store.End(ctx, id); err != nil {
+	var taken *grant
+	slot := 0
+	for range mostRounds {
+		view, err := c.store.Read(ctx, p.lease())
+		if err != nil {
 			return err
+		}
+		l, err := c.parse(p, view)
+		if err != nil {
+			return err
+		}
+		if i, there := l.carrying(d); there != nil {
+			taken, slot = there, i
+			sessions = append(sessions, there.pair.Session)
+			if h := l.holds[i]; h != nil && h.Term == there.Term {
+				sessions = append(sessions, h.pair.Session)
+			}
+		}
+		slices.Sort(sessions)
+		for _, id := range slices.Compact(sessions) {
+			if id == "" {
+				continue
+			}
+			if err := c.store.End(ctx, id); err != nil {
+				return err
+			}
+		}
+		if taken != nil || h == nil || !h.loose {
+			break
+		}
+		var t Txn
+		d := l.doc.clone()
+		if d.Term, err = l.last().Next(millis()); err != nil {
+			return c.damaged(p.doc(), err)
+		}
+		t.check(p.doc(), l.version)
+		t.put(p.doc(), stored(d), "")
+		if _, ok, err := c.store.Commit(ctx, t); err != nil {
+			return err
+		} else if ok {
+			break
 		}
 	}
 	c.forget(d)
-	if there == nil {
+	if taken == nil {
 		return nil
 	}
-	return c.close(ctx, p, slot, there.Term, stood(e))
+	return c.close(ctx, p, slot, taken.Term, stood(e))
 }
 
 func stood(e backends.End) end {

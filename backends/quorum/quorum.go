@@ -31,7 +31,8 @@
 //   - A renewal counts the session anew and reads the slot at the same time; both have to succeed, because a key can be deleted
 //     while its session lives.
 //
-//   - An abandoned acquisition ends its sessions first: a transaction that is still on its way then finds none.
+//   - An abandoned acquisition ends its sessions: a transaction that is still on its way then finds none. One that was sent together with
+//     its session finds another version of the doc.
 //
 //   - Who waits has a key in the queue, and watches the one before it: what a handover costs does not grow with the number of
 //     those that wait. Who stands first watches the lease. The place is a hint: a run that does not wait may come between.
@@ -92,6 +93,12 @@ type Store interface {
 type Adviser interface {
 	// Advice returns what a person can do about a loss, or nothing.
 	Advice(ctx context.Context) string
+}
+
+// Peeker is an optional interface of a [Store] that names sessions, and in which one that turns out not to be needed costs little.
+type Peeker interface {
+	// Peek is [Store.Read] by what the server that is asked knows. That may be old, and is there sooner.
+	Peek(ctx context.Context, prefix string) (View, error)
 }
 
 // ErrGone says that there is no such session.
@@ -157,9 +164,6 @@ func (t *Txn) delete(key string) { t.Writes = append(t.Writes, Write{Key: key, D
 // Options are how a [Client] uses its store.
 type Options struct {
 	Root string // of all keys, without a slash at its end
-	// Eager begins sessions while the lease is read, which spares a round trip. It is for stores in which a session that turns
-	// out not to be needed costs little.
-	Eager bool
 }
 
 // Client keeps leases in a store.
@@ -190,6 +194,7 @@ type hand struct {
 	made          time.Time
 	ttl           time.Duration
 	holds         bool    // a hold was asked for
+	loose         bool    // a transaction was sent together with its session, and not answered: it may come yet
 	session, hold Session // without an ID: not begun by us
 
 	lease *lease // as it was after our own last write; nil: not known

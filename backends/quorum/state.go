@@ -147,6 +147,9 @@ func (c *Client) Walk(ctx context.Context, namespace string, show func(backends.
 		}
 		together(fs...)
 		for i, l := range some {
+			if l.err == nil && len(states[i].Slots) == 0 {
+				continue // nobody had it: an acquisition was abandoned
+			}
 			if !show(states[i], l.err) {
 				return nil
 			}
