@@ -29,7 +29,7 @@ type quorum struct {
 	acquires string        // bytes that only the request has that takes a slot
 	free     time.Duration // when the lease of a dead holder is free at the latest
 	leader   func() *servers.Process
-	requests func() int // that the server has got; nil: it does not tell
+	requests func() int // that the server has got; at Consul those that came through the proxy
 }
 
 // key is the one of the holder of the lease l.
@@ -60,6 +60,7 @@ func onConsul(t *testing.T, nodes int, o servers.ConsulOptions) *quorum {
 		_, others := c.Leader()
 		n = others[0]
 	}
+	trips := 0
 	url := func(addr string) string { return "consul://" + addr + "?session-ttl-min=1s" }
 	q := &quorum{
 		field: &field{t: t, dir: t.TempDir(), proxy: proxy.New(t, n.Addr()), addr: n.Addr(), url: url},
@@ -67,6 +68,7 @@ func onConsul(t *testing.T, nodes int, o servers.ConsulOptions) *quorum {
 		remove: func() { n.Delete("ul/") },
 		leader: func() *servers.Process { l, _ := c.Leader(); return l.Process },
 	}
+	q.requests = func() int { trips += q.proxy.Trips(); return trips }
 	q.holder = func() string { return n.Get(key) }
 	q.queued = func() int { return len(n.Keys("ul/queue/_/l/")) }
 	q.end = func() { n.Destroy(key) }
@@ -501,34 +503,54 @@ func TestQuorumEightWaitersAreDoneWithinASecond(t *testing.T) {
 	})
 }
 
-// What a handover costs at etcd does not grow with those that wait.
-func TestEtcdAHandoverCostsTheSameWithAHundredWaiters(t *testing.T) {
-	for _, many := range []int{8, 100} {
-		q := onEtcd(t, 1, servers.EtcdOptions{})
-		a := q.run(q.straight(), nil, q.job(time.Minute))
-		a.begins()
-		var all []*live
-		for i := range many {
-			all = append(all, q.run(q.straight(), []string{"--ttl", "60s", "--wait", "120s"}, q.job(0)))
-			if i%10 == 9 {
-				q.waiters(i + 1)
+// What a handover costs does not grow with those that wait. The limits are far above what a quiet machine shows: what is counted decides.
+// Consul allows a host 200 connections, and each that waits has two or three: so many hosts are not here.
+func TestQuorumAHandoverCostsTheSameWithManyWaiters(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		start func() *quorum
+		many  []int
+		most  float64 // requests for each handover
+	}{
+		{"etcd", func() *quorum { return onEtcd(t, 1, servers.EtcdOptions{}) }, []int{8, 100}, 12},
+		{"consul", func() *quorum { return onConsul(t, 1, servers.ConsulOptions{}) }, []int{8, 40}, 16},
+	} {
+		var each []float64
+		for _, many := range c.many {
+			q := c.start()
+			a := q.run(q.straight(), nil, q.job(time.Minute))
+			a.begins()
+			var all []*live
+			for i := range many {
+				all = append(all, q.run(q.through(), []string{"--ttl", "60s", "--wait", "120s"}, q.job(0)))
+				if i%10 == 9 {
+					q.waiters(i + 1)
+				}
+			}
+			q.waiters(many)
+			// Each of those that wait keeps its place and looks now and then, however long it waits: that is no part of a handover.
+			before, from := q.requests(), stamps.Now()
+			time.Sleep(4 * time.Second) // the time in which that is counted
+			waiting := float64(q.requests()-before) / time.Duration(stamps.Now()-from).Seconds() / float64(many)
+			before, begun := q.requests(), stamps.Now()
+			a.signal(syscall.SIGTERM)
+			last, waited := int64(0), 0.0
+			for _, b := range all {
+				b.wants(0, "ok", "")
+				last = max(last, b.end)
+				waited += time.Duration(b.end - begun).Seconds()
+			}
+			each = append(each, (float64(q.requests()-before)-waiting*waited)/float64(many))
+			judge(t, q.dir)
+			median, p99 := q.handovers()
+			t.Logf("%s, %d waiters in %v: %.1f requests and a median of %v for each handover, p99 %v; %.1f requests a second for each that waits",
+				c.name, many, time.Duration(last-begun), each[len(each)-1], median, p99, waiting)
+			if median > 100*time.Millisecond {
+				t.Errorf("%s, %d waiters: got a median of %v for a handover, want at most 100ms", c.name, many, median)
 			}
 		}
-		q.waiters(many)
-		before, begun := q.requests(), stamps.Now()
-		a.signal(syscall.SIGTERM)
-		last := int64(0)
-		for _, b := range all {
-			b.wants(0, "ok", "")
-			last = max(last, b.end)
-		}
-		// Each of those that still wait keeps its place every few seconds.
-		each := float64(q.requests()-before) / float64(many)
-		judge(t, q.dir)
-		median, p99 := q.handovers()
-		t.Logf("%d waiters in %v: %.1f requests and a median of %v for each handover, p99 %v", many, time.Duration(last-begun), each, median, p99)
-		if each > 12 {
-			t.Errorf("%d waiters: got %.1f requests for each handover, want at most 12", many, each)
+		if each[0] > c.most || each[1] > c.most || each[1] > 1.5*each[0]+1 {
+			t.Errorf("%s: got %.1f requests for each handover with %d waiters, %.1f with %d, want at most %v, and hardly more", c.name, each[0], c.many[0], each[1], c.many[1], c.most)
 		}
 	}
 }
