@@ -50,11 +50,15 @@ func conforms(t *testing.T, raw, root string, n *servers.Consul) {
 				},
 			}
 		},
-		TTL: time.Second,
-		// A session lives for up to twice its ttl, and a hold of two ttl is one.
-		Slack: 3 * time.Second,
+		TTL:   ttl,
+		Slack: slack,
 	})
 }
+
+const (
+	ttl   = time.Second
+	slack = 3 * time.Second // a session lives for up to twice its ttl, and a hold of two ttl is one
+)
 
 const short = "?session-ttl-min=1s"
 
@@ -68,4 +72,19 @@ func TestConformanceOnThreeServers(t *testing.T) {
 	c := servers.StartConsul(t, 3, servers.ConsulOptions{})
 	_, others := c.Leader()
 	conforms(t, "consul://"+others[0].Addr()+short, "ul", c.Nodes[0])
+}
+
+func TestHostsWithClocksAnHourApart(t *testing.T) { // C63
+	c := servers.StartConsul(t, 1, servers.ConsulOptions{})
+	backendtest.Clocks(t, backendtest.Harness{TTL: ttl, Slack: slack}, func(now func() time.Time) *backends.Store {
+		u, err := backends.ParseURL("consul://" + c.Nodes[0].Addr() + short)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := openAt(u, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	})
 }

@@ -31,6 +31,7 @@ import (
 	"log"
 	"net/url"
 	"sync"
+	"time"
 
 	"github.com/underlease/underlease/backends"
 	"github.com/underlease/underlease/backends/quorum"
@@ -61,7 +62,10 @@ func Schemes() map[string]backends.Scheme {
 // quiet silences what net/http says by the standard logger about idle connections. Nobody else here uses that.
 var quiet = sync.OnceFunc(func() { log.SetOutput(io.Discard) })
 
-func open(_ context.Context, u *url.URL) (*backends.Store, error) {
+func open(_ context.Context, u *url.URL) (*backends.Store, error) { return openAt(u, nil) }
+
+// openAt opens a URL on a host with some clock.
+func openAt(u *url.URL, now func() time.Time) (*backends.Store, error) {
 	s, err := parse(u)
 	if err != nil {
 		return nil, err
@@ -72,7 +76,7 @@ func open(_ context.Context, u *url.URL) (*backends.Store, error) {
 		return nil, err
 	}
 	return &backends.Store{
-		Backend: quorum.New(d, quorum.Options{Root: s.root}),
+		Backend: quorum.New(d, quorum.Options{Root: s.root, Now: now}),
 		Scheme:  s.scheme(), Address: d.address, Identity: s.identity(),
 	}, nil
 }

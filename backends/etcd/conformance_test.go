@@ -50,10 +50,15 @@ func conforms(t *testing.T, raw, root string, c *servers.EtcdCluster) {
 				},
 			}
 		},
-		TTL:   2 * time.Second, // the shortest one with the default election timeout of 1 s
-		Slack: 1500 * time.Millisecond,
+		TTL:   ttl,
+		Slack: slack,
 	})
 }
+
+const (
+	ttl   = 2 * time.Second // the shortest one with the default election timeout of 1 s
+	slack = 1500 * time.Millisecond
+)
 
 func TestConformance(t *testing.T) {
 	c := servers.StartEtcd(t, 1, servers.EtcdOptions{})
@@ -87,4 +92,19 @@ func TestConformanceEncrypted(t *testing.T) {
 	c := servers.StartEtcd(t, 1, servers.EtcdOptions{TLS: certificates})
 	q := url.Values{"ca": {certificates.CA}, "cert": {certificates.ClientCert}, "key": {certificates.ClientKey}}
 	conforms(t, "etcds://"+c.Nodes[0].Addr()+"?"+q.Encode(), "ul", c)
+}
+
+func TestHostsWithClocksAnHourApart(t *testing.T) { // C63
+	c := servers.StartEtcd(t, 1, servers.EtcdOptions{})
+	backendtest.Clocks(t, backendtest.Harness{TTL: ttl, Slack: slack}, func(now func() time.Time) *backends.Store {
+		u, err := backends.ParseURL("etcd://" + c.Nodes[0].Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := openAt(u, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	})
 }

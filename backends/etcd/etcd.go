@@ -29,6 +29,7 @@ package etcd
 import (
 	"context"
 	"net/url"
+	"time"
 
 	"github.com/underlease/underlease/backends"
 	"github.com/underlease/underlease/backends/quorum"
@@ -51,14 +52,17 @@ func Schemes() map[string]backends.Scheme {
 	return map[string]backends.Scheme{"etcd": s, "etcds": s}
 }
 
-func open(_ context.Context, u *url.URL) (*backends.Store, error) {
+func open(_ context.Context, u *url.URL) (*backends.Store, error) { return openAt(u, nil) }
+
+// openAt opens a URL on a host with some clock.
+func openAt(u *url.URL, now func() time.Time) (*backends.Store, error) {
 	s, err := parse(u)
 	if err != nil {
 		return nil, err
 	}
 	d := &driver{settings: s, address: s.address()}
 	return &backends.Store{
-		Backend: quorum.New(d, quorum.Options{Root: s.root}),
+		Backend: quorum.New(d, quorum.Options{Root: s.root, Now: now}),
 		Scheme:  s.scheme, Address: d.address, Identity: s.identity(),
 	}, nil
 }

@@ -211,7 +211,7 @@ func (l *lease) granted(slot int, g *grant) backends.Grant {
 
 // take takes a free slot. Without an error and ok somebody was faster. [ErrGone] says that a session is not there.
 func (a *attempt) take(ctx context.Context, l *lease, slot int, session, held Session) (_ backends.Grant, ok bool, _ error) {
-	now := millis()
+	now := a.c.millis()
 	term, err := l.last().Next(now)
 	if err != nil {
 		return backends.Grant{}, false, a.c.damaged(a.place.doc(), err)
@@ -297,7 +297,7 @@ func (c *Client) left(ctx context.Context, l *lease, n int) []time.Duration {
 			ask(&left[i], g.pair.Session, duration(g.TTL))
 		}
 		if h := l.holds[i]; h != nil {
-			ask(&holds[i], h.pair.Session, min(duration(h.Since+h.Length-millis()), duration(h.Length)))
+			ask(&holds[i], h.pair.Session, min(duration(h.Since+h.Length-c.millis()), duration(h.Length)))
 		}
 	}
 	together(fs...)
@@ -459,7 +459,7 @@ func (c *Client) abandon(ctx context.Context, g backends.Grant, d string, e back
 		}
 		var t Txn
 		d := l.doc.clone()
-		if d.Term, err = l.last().Next(millis()); err != nil {
+		if d.Term, err = l.last().Next(c.millis()); err != nil {
 			return c.damaged(p.doc(), err)
 		}
 		t.check(p.doc(), l.version)
@@ -512,7 +512,7 @@ func (c *Client) finish(ctx context.Context, g backends.Grant, l *lease, e backe
 		written.finish(p, &t, s, stood(e))
 		t.put(p.doc(), stored(written), "")
 		for _, put := range e.Puts {
-			t.record(p, put)
+			c.put(&t, p, put)
 		}
 		_, ok, err := c.store.Commit(ctx, t)
 		if err != nil || ok {

@@ -163,7 +163,8 @@ func (t *Txn) delete(key string) { t.Writes = append(t.Writes, Write{Key: key, D
 
 // Options are how a [Client] uses its store.
 type Options struct {
-	Root string // of all keys, without a slash at its end
+	Root string           // of all keys, without a slash at its end
+	Now  func() time.Time // the clock of this host; nil is [time.Now]
 }
 
 // Client keeps leases in a store.
@@ -186,6 +187,9 @@ var (
 
 // New returns a client of a store, which it closes in the end.
 func New(s Store, o Options) *Client {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
 	return &Client{store: s, options: o, hands: map[string]*hand{}, waiting: map[string]*waiting{}}
 }
 
@@ -308,7 +312,8 @@ func together(fs ...func()) {
 	all.Wait()
 }
 
-func millis() int64 { return time.Now().UnixMilli() }
+// millis is the clock of this host, for terms and for what people see.
+func (c *Client) millis() int64 { return c.options.Now().UnixMilli() }
 
 // Close implements [backends.Backend].
 func (c *Client) Close() error {

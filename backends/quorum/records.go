@@ -17,13 +17,13 @@ func (c *Client) Records() backends.Records { return records{c} }
 
 type records struct{ c *Client }
 
-// record adds the write of a record to a transaction.
-func (t *Txn) record(p place, put backends.Put) {
+// put adds the write of a record to a transaction.
+func (c *Client) put(t *Txn, p place, put backends.Put) {
 	key := p.record(put.Key)
 	if put.Version != backends.AnyVersion {
 		t.check(key, put.Version)
 	}
-	t.put(key, append(strconv.AppendInt(nil, millis(), 10), append([]byte{' '}, put.Value...)...), "")
+	t.put(key, append(strconv.AppendInt(nil, c.millis(), 10), append([]byte{' '}, put.Value...)...), "")
 }
 
 // missing is [backends.ErrNoRecord].
@@ -72,7 +72,7 @@ func (c *Client) record(p place, pair Pair) (backends.Record, error) {
 	}
 	return backends.Record{
 		Namespace: p.namespace, Lease: p.name, Key: key, Value: value, Version: pair.Version,
-		Age: max(0, time.Duration(millis()-at)*time.Millisecond),
+		Age: max(0, time.Duration(c.millis()-at)*time.Millisecond),
 	}, nil
 }
 
@@ -91,7 +91,7 @@ func (r records) Put(ctx context.Context, namespace, lease string, put backends.
 			}
 			t.check(there.pair.Key, there.pair.Version)
 		}
-		t.record(p, put)
+		r.c.put(&t, p, put)
 		version, ok, err := r.c.store.Commit(ctx, t)
 		if err != nil || ok {
 			return version, err

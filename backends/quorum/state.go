@@ -212,7 +212,7 @@ const (
 // prune deletes leases that were not used for the retention, and returns the others. Those with records stay. The term starts from
 // a clock then, which is further than it ever was. That it cannot be done, for lack of a right perhaps, is no matter of who lists.
 func (c *Client) prune(ctx context.Context, all []listed) (others []listed) {
-	old, pruned := millis()-retention.Milliseconds(), 0
+	old, pruned := c.millis()-retention.Milliseconds(), 0
 	for _, l := range all {
 		unused := l.err == nil && len(l.grants) == 0 && len(l.holds) == 0 && int64(l.doc.Term) < old
 		if unused && pruned < mostPruned && c.delete(ctx, l.lease) {
