@@ -24,6 +24,7 @@ type quorum struct {
 	all      string        // the URL of the store on all its servers
 	remove   func()        // deletes everything
 	end      func()        // ends the holder's session
+	edit     func()        // writes the holder's key, and one beside it, with nothing new that matters
 	lose     func()        // everything, by a restart
 	restart  func()        // with all it knows
 	acquires string        // bytes that only the request has that takes a slot
@@ -49,6 +50,10 @@ func onEtcd(t *testing.T, nodes int, o servers.EtcdOptions) *quorum {
 	q.holder = func() string { return n.Get(key)[key] }
 	q.queued = func() int { return len(n.Get("ul/queue/_/l/")) }
 	q.end = func() { n.Revoke(key) }
+	q.edit = func() {
+		n.Put(key, q.holder(), true)
+		n.Put("ul/lease/_/l/note", "somebody else's", false)
+	}
 	return q
 }
 
@@ -72,6 +77,10 @@ func onConsul(t *testing.T, nodes int, o servers.ConsulOptions) *quorum {
 	q.holder = func() string { return n.Get(key) }
 	q.queued = func() int { return len(n.Keys("ul/queue/_/l/")) }
 	q.end = func() { n.Destroy(key) }
+	q.edit = func() {
+		n.Do("PUT", "/v1/kv/"+key+"?flags=42", []byte(q.holder()))
+		n.Do("PUT", "/v1/kv/ul/lease/_/l/note", []byte("somebody else's"))
+	}
 	return q
 }
 
@@ -151,6 +160,50 @@ func TestQuorumAStoppedWrapperLosesItsLeaseInTime(t *testing.T) {
 		}
 		b.wants(0, "ok", "")
 		judge(t, q.dir)
+	})
+}
+
+// C01, C12: an unrelated change of the keys is no loss; a new holder in them is, and his grant stays untouched.
+func TestQuorumANewHolderInTheKeysIsALoss(t *testing.T) {
+	both(t, 1, func(t *testing.T, q *quorum) {
+		a := q.run(q.straight(), nil, q.job(4*time.Second))
+		a.begins()
+		for range 3 {
+			q.edit()
+			time.Sleep(2 * every) // the pace of the changes: a renewal comes after each
+		}
+		a.wants(0, "ok", "")
+		if r := a.reported(); !r.Released || r.Renewals == 0 {
+			t.Errorf("after changes of nothing that matters: got %+v, want renewals and a release", r)
+		}
+		a = q.run(q.straight(), nil, q.job(time.Minute, "tree", "stubborn"))
+		term := a.begins()
+		q.remove()
+		b := q.run(q.straight(), []string{"--wait", "10s"}, q.job(2*time.Second))
+		next := b.begins()
+		a.wants(74, "lost-taken", "is no longer ours")
+		b.wants(0, "ok", "")
+		if r := b.reported(); !r.Released || r.Renewals == 0 {
+			t.Errorf("the new holder: got %+v, want renewals and a release", r)
+		}
+		first, _ := q.span(next)
+		q.deadBy(term, first, every*11/10+busy, "both ran after the keys were deleted by hand")
+	})
+}
+
+// C03, C13: a server that does not answer, also while nobody reads the log.
+func TestQuorumNobodyReadsTheLog(t *testing.T) {
+	both(t, 1, func(t *testing.T, q *quorum) {
+		a, term := q.unread()
+		frozen := stamps.Now()
+		q.leader().Freeze()
+		if got := a.ends(); got != 74 {
+			t.Errorf("code: got %d, want 74", got)
+		}
+		if r := a.reported(); r.Outcome != "lost-unreachable" || r.Released {
+			t.Errorf("report: got %+v, want lost-unreachable and no release", r)
+		}
+		q.deadBy(term, frozen, ttl-margin, "server frozen")
 	})
 }
 
