@@ -252,7 +252,8 @@ type Watcher interface {
 type Walker interface {
 	// Walk calls show for each lease that List returns, in the same order, as soon as it has looked at it. One that cannot be
 	// shown comes with its error, and with its name where that is known, and the walk goes on. It ends when show returns
-	// false, which is no error. Nothing in the store is locked while show runs, and nothing is made or changed there.
+	// false, which is no error. Nothing in the store is locked while show runs, and nothing is made or changed there, but that what
+	// is kept no longer may be removed.
 	Walk(ctx context.Context, namespace string, show func(State, error) bool) error
 }
 

@@ -60,6 +60,19 @@ func one(p *servers.Process, addr, scheme string) site {
 	}
 }
 
+// troublesOf are those of a cluster. Pick returns the server that leads, and another.
+func troublesOf(pick func() (leader, follower *servers.Process), restart func()) map[string]func(func()) {
+	freeze := func(p *servers.Process, during func()) { p.Freeze(); during(); p.Resume() }
+	kill := func(p *servers.Process, during func()) { p.Kill(); during(); p.Restart() }
+	return map[string]func(func()){
+		"leader frozen":    func(during func()) { p, _ := pick(); freeze(p, during) },
+		"leader killed":    func(during func()) { p, _ := pick(); kill(p, during) },
+		"follower frozen":  func(during func()) { _, p := pick(); freeze(p, during) },
+		"follower killed":  func(during func()) { _, p := pick(); kill(p, during) },
+		"all were started": func(func()) { restart() },
+	}
+}
+
 // chaos is a run under way.
 type chaos struct {
 	t       *testing.T
@@ -89,6 +102,36 @@ type member struct {
 func TestRedisChaos(t *testing.T) {
 	r := servers.StartRedis(t, servers.RedisOptions{Durable: true})
 	runChaos(t, one(r.Process, r.Addr(), "redis"))
+}
+
+// TestEtcdChaos: three servers, all of which every contender knows.
+func TestEtcdChaos(t *testing.T) {
+	c := servers.StartEtcd(t, 3, servers.EtcdOptions{})
+	addrs := c.Addrs()
+	runChaos(t, site{
+		ways: func(int) []string { return addrs }, url: func(addrs []string) string { return "etcd://" + strings.Join(addrs, ",") },
+		troubles: troublesOf(func() (leader, follower *servers.Process) {
+			l, others := c.Leader()
+			return l.Process, others[0].Process
+		}, c.Restart),
+		resume: 2*chaosTTL + 5*time.Second, // a new leader counts every lease anew
+		brief:  true,
+	})
+}
+
+// TestConsulChaos: three servers, each the agent of some contenders.
+func TestConsulChaos(t *testing.T) {
+	c := servers.StartConsul(t, 3, servers.ConsulOptions{})
+	runChaos(t, site{
+		ways: func(contender int) []string { return []string{c.Nodes[contender%len(c.Nodes)].Addr()} },
+		url:  func(addrs []string) string { return "consul://" + addrs[0] + "?session-ttl-min=1s" },
+		troubles: troublesOf(func() (leader, follower *servers.Process) {
+			l, others := c.Leader()
+			return l.Process, others[0].Process
+		}, c.Restart),
+		resume: 2*chaosTTL + 10*time.Second, // a session lasts for up to twice its ttl, and a new leader counts it anew
+		brief:  true,
+	})
 }
 
 // runChaos runs as long as it takes to have enough of everything, or for UNDERLEASE_TEST_CHAOS.

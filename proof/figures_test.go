@@ -15,15 +15,16 @@ import (
 	"github.com/underlease/underlease/proof/figures"
 )
 
-// The limits are those of a build with the file store alone.
+// The limits are those of a build with the stores file, Redis, etcd and Consul. The client of etcd is most of the difference to one with
+// the file store alone: two milliseconds before main, 6 MB of program and 5 MB of memory.
 const (
-	mostToFlock  = 3.5
-	mostPSS      = 12 << 20
-	mostSize     = 12 << 20
+	mostToFlock  = 5
+	mostPSS      = 18 << 20
+	mostSize     = 20 << 20
 	mostInits    = 29
 	mostWakes    = 2 // of the wrapper, a second
 	afterNoStart = 50 * time.Millisecond
-	quietMachine = 6 * time.Millisecond // not a gate: only the ratio is
+	quietMachine = 9 * time.Millisecond // not a gate: only the ratio is
 	module       = "github.com/underlease/underlease"
 )
 
@@ -163,9 +164,12 @@ func TestTheGuardianSleepsAndTheWrapperHardlyWakes(t *testing.T) {
 	}
 }
 
-// light are packages of libraries that need so little themselves that the runtime initialises them early, by their names: a few
+// light are packages of libraries that need nothing that the guardian does not need, so that they are initialised before it is one: a few
 // pools of buffers, in about 10 us.
-var light = []string{"github.com/jackc/pgx/v5/internal/iobufpool"}
+var light = []string{
+	"github.com/jackc/pgx/v5/internal/iobufpool", "go.uber.org/zap/internal/bufferpool", "go.uber.org/zap/internal/stacktrace",
+	"google.golang.org/grpc/internal/backoff",
+}
 
 func TestTheGuardianDivertsBeforeAnythingHeavy(t *testing.T) {
 	packages, took, err := figures.Inits(bin.underlease)
@@ -179,7 +183,7 @@ func TestTheGuardianDivertsBeforeAnythingHeavy(t *testing.T) {
 	for _, p := range packages {
 		first, _, _ := strings.Cut(p, "/")
 		if strings.Contains(first, ".") && !strings.HasPrefix(p, module+"/") && !slices.Contains(light, p) {
-			t.Errorf("got %s among them, want none of a library but %q", p, light)
+			t.Errorf("got %s among them, want none of a library that is not light", p)
 		}
 	}
 }

@@ -32,6 +32,14 @@ var onceStores = map[string]func(t *testing.T) string{
 	"mariadb": func(t *testing.T) string {
 		return "mysql://lease@" + servers.StartMariaDB(t, servers.MariaDBOptions{}).Addr() + "/lease"
 	},
+	// These two show no clock: the slot, as the term, is by the clock of the host that was granted the lease. The hosts of these tests have
+	// one clock and several zones.
+	"etcd": func(t *testing.T) string {
+		return "etcd://" + servers.StartEtcd(t, 1, servers.EtcdOptions{}).Nodes[0].Addr()
+	},
+	"consul": func(t *testing.T) string {
+		return "consul://" + servers.StartConsul(t, 1, servers.ConsulOptions{}).Nodes[0].Addr() + "?session-ttl-min=1s"
+	},
 }
 
 func onEveryStore(t *testing.T, f func(t *testing.T, url string)) {

@@ -349,19 +349,18 @@ func holderOf(slot string) string {
 	return s.H + s.W + s.T
 }
 
-// C03, C13: a server that does not answer, also while nobody reads the log.
-func TestRedisAFrozenServerDoesNotKeepTheCommandAlive(t *testing.T) {
-	t.Parallel()
-	f := newField(t, servers.RedisOptions{})
+// unread starts a stubborn run that logs everything to a pipe that is full and that nobody reads, and returns it with its term.
+func (f *field) unread() (*live, int64) {
+	f.t.Helper()
 	a := f.prepare(f.straight(), []string{"--log-level", "debug"}, f.job(time.Minute, "tree", "stubborn"))
 	full, in, err := os.Pipe()
 	if err != nil {
-		t.Fatal(err)
+		f.t.Fatal(err)
 	}
-	defer full.Close()
+	f.t.Cleanup(func() { full.Close() })
 	raw, err := in.SyscallConn()
 	if err != nil {
-		t.Fatal(err)
+		f.t.Fatal(err)
 	}
 	raw.Control(func(fd uintptr) {
 		unix.FcntlInt(fd, unix.F_SETPIPE_SZ, 4096)
@@ -375,6 +374,14 @@ func TestRedisAFrozenServerDoesNotKeepTheCommandAlive(t *testing.T) {
 	a.cmd.Stderr = in
 	term := a.start().begins()
 	in.Close()
+	return a, term
+}
+
+// C03, C13: a server that does not answer, also while nobody reads the log.
+func TestRedisAFrozenServerDoesNotKeepTheCommandAlive(t *testing.T) {
+	t.Parallel()
+	f := newField(t, servers.RedisOptions{})
+	a, term := f.unread()
 	frozen := stamps.Now()
 	f.redis.Freeze()
 	if got := a.ends(); got != 74 {
@@ -817,7 +824,12 @@ func (f *field) handovers() (median, p99 time.Duration) {
 // C61: what tells two runs apart is neither a host's name nor a pid.
 func TestRedisTwoContainersWithOneNameAndOnePid(t *testing.T) {
 	t.Parallel()
-	f := newField(t, servers.RedisOptions{})
+	newField(t, servers.RedisOptions{}).twoContainers()
+}
+
+func (f *field) twoContainers() {
+	t := f.t
+	t.Helper()
 	contain := func(flags ...string) *live {
 		l := f.prepare(f.straight(), append(flags, "--holder", "same"), f.job(300*time.Millisecond))
 		args := append([]string{"--fork", "--pid", "--uts", "sh", "-c", `hostname same; exec "$@"`, "sh"}, l.cmd.Args...)

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/consul"
+	"github.com/underlease/underlease/backends/etcd"
 	"github.com/underlease/underlease/backends/file"
 	"github.com/underlease/underlease/backends/mysql"
 	"github.com/underlease/underlease/backends/postgres"
@@ -20,6 +22,8 @@ func Schemes() map[string]backends.Scheme {
 	all := map[string]backends.Scheme{
 		"file": file.Scheme(),
 	}
+	maps.Copy(all, consul.Schemes())
+	maps.Copy(all, etcd.Schemes())
 	maps.Copy(all, redis.Schemes())
 	maps.Copy(all, postgres.Schemes())
 	maps.Copy(all, mysql.Schemes())
