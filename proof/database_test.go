@@ -503,6 +503,11 @@ func TestDatabaseEightWaitersAreSoonDone(t *testing.T) {
 	})
 }
 
+// C61: what tells two runs apart is neither a host's name nor a pid.
+func TestDatabaseTwoContainersWithOneNameAndOnePid(t *testing.T) {
+	databases(t, func(t *testing.T, d *database) { d.twoContainers() })
+}
+
 // C64: terms grow in the order in which commands ran, and no two run at once.
 func TestDatabaseContendersNeverOverlap(t *testing.T) {
 	databases(t, func(t *testing.T, d *database) {
