@@ -205,6 +205,22 @@ func TestDatabaseAFrozenServerDoesNotKeepTheCommandAlive(t *testing.T) {
 	})
 }
 
+// C03, C13: a server that does not answer, also while nobody reads the log.
+func TestDatabaseNobodyReadsTheLog(t *testing.T) {
+	databases(t, func(t *testing.T, d *database) {
+		a, term := d.unread()
+		frozen := stamps.Now()
+		d.server.Freeze()
+		if got := a.ends(); got != 74 {
+			t.Errorf("code: got %d, want 74", got)
+		}
+		if r := a.reported(); r.Outcome != "lost-unreachable" || r.Released {
+			t.Errorf("report: got %+v, want lost-unreachable and no release", r)
+		}
+		d.deadBy(term, frozen, ttl-margin, "server frozen")
+	})
+}
+
 // C04: a partition that is shorter than the budget costs nothing, a longer one the command, and only in time.
 func TestDatabaseAPartition(t *testing.T) {
 	databases(t, func(t *testing.T, d *database) {
