@@ -9,7 +9,6 @@ import (
 	"compress/gzip"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -243,7 +242,7 @@ underlease run demo -- echo hello
 underlease run demo -- sh -c 'exit 7' || echo "exit code $?"
 underlease list
 step man
-man underlease-run | grep -c . 
+man underlease-run | grep -c .
 man -w underlease underlease-gate underlease.yaml underlease-backends underlease-operating
 man underlease-operating | grep EXAMPLES
 step completion
@@ -252,7 +251,7 @@ bash -c '
   _completion_loader underlease || [ $? = 124 ]
   complete -p underlease
   COMP_WORDS=(underlease run --on-lo) COMP_CWORD=2 COMP_LINE="underlease run --on-lo" COMP_POINT=22 COMP_TYPE=9
-  __start_underlease
+  __start_underlease 2> /dev/null # compopt has nothing to act on here
   echo "completed: ${COMPREPLY[*]}"'
 step remove
 dpkg -L underlease | sort > /before
@@ -282,7 +281,7 @@ mount -t tmpfs tmpfs "$root/root"
 mount -t proc proc "$root/proc"
 mount -t devtmpfs devtmpfs "$root/dev" || mount --rbind /dev "$root/dev"
 cat "$2" > "$root/package.deb"
-exec chroot "$root" /bin/sh -c "$3"
+exec env -i chroot "$root" /bin/sh -c "$3"
 `
 
 func TestTheDebIsInstalledUsedAndRemovedWithoutGo(t *testing.T) {
@@ -322,7 +321,7 @@ func TestTheDebIsInstalledUsedAndRemovedWithoutGo(t *testing.T) {
 	const kept = "underlease: /var/lib/underlease is kept: "
 	for step, want := range map[string]string{
 		"run":        `^hello\nexit code 7\nLEASE .*\ndemo .* failed \(7\)`,
-		"man":        `^\d{3,}\n/usr/share/man/man1/underlease\.1\.gz\n(/usr/share/man/man.*\n){4} *E?X?EXAMPLES|EXAMPLES`,
+		"man":        `^\d{3,}\n/usr/share/man/man1/underlease\.1\.gz\n(/usr/share/man/man\d/underlease.*\n){4}EXAMPLES\n$`,
 		"completion": `__start_underlease underlease\ncompleted: --on-lost`,
 		"remove":     regexp.QuoteMeta(kept),
 		"left":       `^/var/lib/underlease\n$`,
@@ -335,5 +334,4 @@ func TestTheDebIsInstalledUsedAndRemovedWithoutGo(t *testing.T) {
 	if _, ok := steps["end"]; !ok && !strings.Contains(string(out), "== end\n") {
 		t.Errorf("it did not come to its end:\n%s", out)
 	}
-	t.Logf("%s", fmt.Sprintf("%s: %d steps", filepath.Base(deb), len(steps)))
 }
