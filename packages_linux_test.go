@@ -281,7 +281,7 @@ mount -t tmpfs tmpfs "$root/root"
 mount -t proc proc "$root/proc"
 mount -t devtmpfs devtmpfs "$root/dev" || mount --rbind /dev "$root/dev"
 cat "$2" > "$root/package.deb"
-exec env -i chroot "$root" /bin/sh -c "$3"
+exec env -i "$(PATH=$PATH:/usr/sbin:/sbin; command -v chroot)" "$root" /bin/sh -c "$3"
 `
 
 func TestTheDebIsInstalledUsedAndRemovedWithoutGo(t *testing.T) {

@@ -1024,6 +1024,48 @@ func TestTerminalCommandThatIsStoppedAloneGoesOnAlone(t *testing.T) {
 	s.free()
 }
 
+// Whoever collects the command, a wrapper that was stopped with it goes on at its end.
+func TestTerminalCommandThatIsKilledWhileStoppedEndsTheRunInEveryIsolation(t *testing.T) {
+	for _, i := range []signals.Isolation{signals.IsolateTree, signals.IsolateCgroup, signals.IsolatePidns} {
+		t.Run(string(i), func(t *testing.T) {
+			require(t, string(i), i.Possible())
+			s := startShell(t, true, "--isolate", string(i))
+			job := s.background(`$R sh -c 'exec sleep 61' &`)
+			s.prompt(0)
+			var command int
+			s.until("the command", func() bool {
+				command = below(job, "sleep")
+				return command != 0
+			})
+			s.signal(command, syscall.SIGSTOP)
+			s.stopped(job)
+			s.signal(command, syscall.SIGKILL)
+			s.told("Killed")
+			s.leaves()
+			s.nothing()
+			s.free()
+		})
+	}
+}
+
+// below returns the descendant of a process that has this name, or 0.
+func below(pid int, name string) int {
+	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, list := range lists {
+		b, _ := os.ReadFile(list)
+		for f := range strings.FieldsSeq(string(b)) {
+			child, _ := strconv.Atoi(f)
+			if comm, _ := os.ReadFile("/proc/" + f + "/comm"); strings.TrimSpace(string(comm)) == name {
+				return child
+			}
+			if found := below(child, name); found != 0 {
+				return found
+			}
+		}
+	}
+	return 0
+}
+
 // C27: what happens to the lease while the job is stopped, with a ttl: as nobody renews it, the deadline comes, is kept by the guardian, and
 // is told by the shell.
 func TestTerminalJobThatIsStoppedForLongerThanTheTTLIsEnded(t *testing.T) {

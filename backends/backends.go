@@ -252,7 +252,8 @@ type Watcher interface {
 type Walker interface {
 	// Walk calls show for each lease that List returns, in the same order, as soon as it has looked at it. One that cannot be
 	// shown comes with its error, and with its name where that is known, and the walk goes on. It ends when show returns
-	// false, which is no error. Nothing in the store is locked while show runs, and nothing is made or changed there.
+	// false, which is no error. Nothing in the store is locked while show runs, and nothing is made or changed there, but that what
+	// is kept no longer may be removed.
 	Walk(ctx context.Context, namespace string, show func(State, error) bool) error
 }
 
@@ -271,6 +272,13 @@ type Scheme struct {
 	// Open checks the URL and returns a client. It may check that the store can work here at all, but it makes no network
 	// traffic: a server that is away is found by the first call. A URL that cannot work is a [*ConfigError].
 	Open func(ctx context.Context, u *url.URL) (*Store, error)
+
+	// Schema returns the SQL that makes what the store needs, for people whose role may not make it. It asks nothing of the
+	// server, and what it returns may be run again. Nil for stores that need nothing to be made.
+	Schema func(u *url.URL) (string, error)
+
+	// Apply makes what the store needs and brings it up to date, and returns what it did, in words. Nil with Schema.
+	Apply func(ctx context.Context, u *url.URL) (string, error)
 }
 
 // Store is an opened backend and what has to be known about it.

@@ -14,6 +14,8 @@ var (
 	ErrLost = errors.New("lost")
 	// ErrUnavailable says that the store gave no usable answer: what was asked may or may not have been done.
 	ErrUnavailable = errors.New("unavailable")
+	// ErrUnreached is an ErrUnavailable where no connection came about: what was asked has certainly not been done.
+	ErrUnreached = fmt.Errorf("%w: no connection", ErrUnavailable)
 	// ErrDenied says that the store refused for lack of a right.
 	ErrDenied = errors.New("permission denied")
 	// ErrBroken says that the store broke the contract: a damaged, foreign or newer record.
@@ -88,6 +90,11 @@ func Lost(cause error, format string, args ...any) error {
 // Unavailable returns an [ErrUnavailable] with a text that names the address or the file.
 func Unavailable(cause error, format string, args ...any) error {
 	return &storeError{kind: ErrUnavailable, cause: cause, text: fmt.Sprintf(format, args...)}
+}
+
+// Unreached returns an [ErrUnreached] with a text that names the address.
+func Unreached(cause error, format string, args ...any) error {
+	return &storeError{kind: ErrUnreached, cause: cause, text: fmt.Sprintf(format, args...)}
 }
 
 // Denied returns an [ErrDenied] with a text that names the right that is missing.

@@ -17,6 +17,10 @@ func ParseURL(raw string) (*url.URL, error) {
 	if i := strings.IndexAny(rest, "/?#"); i >= 0 {
 		authority, after = rest[:i], rest[i:]
 	}
+	// A password with a slash ends the authority early, and what follows would pass for a path, which is no secret.
+	if path, _, _ := strings.Cut(after, "?"); authority != "" && strings.Contains(path, "@") {
+		return nil, errors.New("there is an @ behind the host")
+	}
 	user, hosts := "", authority
 	if i := strings.LastIndexByte(authority, '@'); i >= 0 {
 		user, hosts = authority[:i+1], authority[i+1:]

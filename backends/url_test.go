@@ -11,6 +11,7 @@ func TestAURLMayNameSeveralHosts(t *testing.T) {
 		"redis://u:p%2Fw@h1:1,[::1]:2/": "h1:1,[::1]:2",
 		"redis://u:a,b@h1:1":            "h1:1",
 		"file:///a,b":                   "",
+		"file:///a@b":                   "",
 		"file:a,b":                      "",
 	} {
 		u, err := ParseURL(raw)
@@ -18,7 +19,7 @@ func TestAURLMayNameSeveralHosts(t *testing.T) {
 			t.Errorf("ParseURL(%q): got %v, %v, want the host %q", raw, u, err, want)
 		}
 	}
-	for _, raw := range []string{"redis://h1:1,h2:x", "redis://h1:x,h2", "redis://h1,", "redis://h1,,h2", "redis://h1,a b", "redis://h1,h2%zz", "redis://h1,[::1"} {
+	for _, raw := range []string{"redis://h1:1,h2:x", "redis://h1:x,h2", "redis://h1,", "redis://h1,,h2", "redis://h1,a b", "redis://h1,h2%zz", "redis://h1,[::1", "redis://u:12345/s3cret@h", "redis+cluster://:12/s3cret@h1,h2"} {
 		if u, err := ParseURL(raw); err == nil {
 			t.Errorf("ParseURL(%q): got %v, want an error", raw, u)
 		}

@@ -338,7 +338,7 @@ func (p *program) root() *cobra.Command {
 		_, _ = io.WriteString(p.out, text) // the error is kept
 	})
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(p.runCommand(), p.checkCommand(), p.configCommand(), p.versionCommand(), p.completionCommand())
+	root.AddCommand(p.runCommand(), p.checkCommand(), p.configCommand(), p.schemaCommand(), p.versionCommand(), p.completionCommand())
 	root.SetHelpCommand(p.helpCommand(root))
 	if len(p.args) == 0 || p.args[0] != "run" { // which need not wait for the flags of commands that it is not
 		root.AddCommand(p.gateCommand(), p.markerCommand(), p.listCommand(), p.statusCommand())

@@ -117,7 +117,7 @@ func newFlags(s *settings, schemes map[string]backends.Scheme) *pflag.FlagSet {
 	add(fs, &s.slots, "slots", 1, "number", parseSlots, strconv.Itoa)
 
 	text(&s.holder, "holder", "", "label", checkHolder)
-	text(&s.report, "report", "", "file", notEmpty("a file for the report"))
+	text(&s.report, "report", "", "file", checkReport)
 	flag(fs, &s.verbose, "verbose", "v")
 	choice(fs, &s.logLevel, "log-level", "warn", "debug", "info", "warn", "error")
 	choice(fs, &s.logFormat, "log-format", formatText, formatText, formatJSON)
@@ -327,6 +327,13 @@ func notEmpty(what string) func(string) error {
 		}
 		return nil
 	}
+}
+
+func checkReport(path string) error {
+	if path == "-" {
+		return errors.New("standard output belongs to the command: give a file (./- is one, and /dev/fd/3 a descriptor)")
+	}
+	return notEmpty("a file for the report")(path)
 }
 
 const maxHolder = 200

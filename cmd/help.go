@@ -27,6 +27,7 @@ Commands:
   status [NAME]         is it held, by whom, since when; 75 if it is, else 0
   list                  all leases of the store
   config [NAME]         show the settings in force, and where each came from
+  schema print|apply    show or make the tables that a database needs
   version               show version and build
   completion SHELL      print a completion script for bash, zsh or fish
 
@@ -211,6 +212,24 @@ Usage: underlease config [flags] [NAME]
 
 Exit codes: 0; 64 usage, 71 it could not be written, 78 settings that cannot
 work, or do not fit together; these are printed all the same.
+`
+
+const schemaHelp = `  underlease schema print --backend postgres://host/db | psql host/db
+
+A database needs tables. The first run makes them where its role may; where it
+may not, somebody with more rights does it, by one of these.
+
+Usage: underlease schema print|apply [--backend URL]
+
+  print    print the SQL, which may be run again; asks nothing of the server
+  apply    run it, and bring tables of an older version up to date
+
+With them come two functions for the transactions of jobs, which raise an error
+where a newer term was installed: underlease_guard(lease, term), before a job
+writes, and underlease_mark(lease, term), which writes the marker of its gate.
+
+Exit codes: 0 done; 64 usage; 69 the store does not answer; 76 the tables are of
+a newer version; 77 permission denied; 78 settings, and stores without tables.
 `
 
 const versionHelp = `  underlease version --json

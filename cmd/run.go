@@ -257,7 +257,7 @@ func (p *program) refuse(f *failure) int {
 		p.startLog()
 	}
 	if p.report == nil {
-		if path, ok := p.early("report"); ok && path != "" {
+		if path, ok := p.early("report"); ok && checkReport(path) == nil {
 			p.report, _ = openReport(path) // the error at hand is the one to tell
 		}
 	}

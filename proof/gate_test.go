@@ -26,6 +26,20 @@ var onceStores = map[string]func(t *testing.T) string{
 	"redis": func(t *testing.T) string {
 		return "redis://" + servers.StartRedis(t, servers.RedisOptions{}).Addr()
 	},
+	"postgres": func(t *testing.T) string {
+		return "postgres://lease@" + servers.StartPostgres(t, servers.PostgresOptions{}).Addr() + "/lease"
+	},
+	"mariadb": func(t *testing.T) string {
+		return "mysql://lease@" + servers.StartMariaDB(t, servers.MariaDBOptions{}).Addr() + "/lease"
+	},
+	// These two show no clock: the slot, as the term, is by the clock of the host that was granted the lease. The hosts of these tests have
+	// one clock and several zones.
+	"etcd": func(t *testing.T) string {
+		return "etcd://" + servers.StartEtcd(t, 1, servers.EtcdOptions{}).Nodes[0].Addr()
+	},
+	"consul": func(t *testing.T) string {
+		return "consul://" + servers.StartConsul(t, 1, servers.ConsulOptions{}).Nodes[0].Addr() + "?session-ttl-min=1s"
+	},
 }
 
 func onEveryStore(t *testing.T, f func(t *testing.T, url string)) {
@@ -269,30 +283,49 @@ func TestWithoutAHoldASecondHostRunsItAgain(t *testing.T) {
 
 // Hosts that are an hour before and an hour behind their store: the slot is that of the store, so that they neither lose nor double one.
 func TestTheSlotIsThatOfTheStoresClock(t *testing.T) { // C63
-	for _, ahead := range []time.Duration{time.Hour, -time.Hour} {
-		t.Run(ahead.String(), func(t *testing.T) {
-			t.Parallel()
+	type clock interface {
+		Addr() string
+		SetClock(ahead time.Duration)
+	}
+	for name, start := range map[string]func(t *testing.T) (clock, string){
+		"redis": func(t *testing.T) (clock, string) {
 			r := servers.StartRedis(t, servers.RedisOptions{Clock: true})
-			r.SetClock(ahead)
-			url, path := "redis://"+r.Addr(), filepath.Join(t.TempDir(), "id")
-			slot := func() string { return "tick/" + time.Now().Add(ahead).UTC().Truncate(time.Hour).Format(time.RFC3339) }
-			before := slot()
-			exit, _ := launch(t, url, 0, "run", "--once-per", "1h", "tick", "--", "sh", "-c", `printf %s "$UNDERLEASE_RUN_ID" > "$0"`, path).end()
-			id, err := os.ReadFile(path)
-			if got := string(id); exit != 0 || err != nil || got != before && got != slot() {
-				t.Fatalf("got %d, %v and the run id %q, want %q", exit, err, got, before)
-			}
-			if before != slot() {
-				t.Skip("the hour has ended in the midst of it")
-			}
-			if exit, outcome := launch(t, url, 1, "run", "--once-per", "1h", "tick", "--", "true").end(); exit != 75 || outcome != "not-due" {
-				t.Errorf("got %d and %q from a second host, want 75 and not-due", exit, outcome)
-			}
-			r.SetClock(ahead + time.Hour)
-			if exit, _ := launch(t, url, 2, "run", "--once-per", "1h", "tick", "--", "true").end(); exit != 0 {
-				t.Errorf("got %d in the store's next hour, want 0", exit)
-			}
-		})
+			return r, "redis://" + r.Addr()
+		},
+		"postgres": func(t *testing.T) (clock, string) {
+			p := servers.StartPostgres(t, servers.PostgresOptions{Clock: true})
+			return p, "postgres://lease@" + p.Addr() + "/lease"
+		},
+		"mariadb": func(t *testing.T) (clock, string) {
+			m := servers.StartMariaDB(t, servers.MariaDBOptions{Clock: true, Zone: "+09:00"})
+			return m, "mysql://lease@" + m.Addr() + "/lease"
+		},
+	} {
+		for _, ahead := range []time.Duration{time.Hour, -time.Hour} {
+			t.Run(name+" "+ahead.String(), func(t *testing.T) {
+				t.Parallel()
+				server, url := start(t)
+				server.SetClock(ahead)
+				path := filepath.Join(t.TempDir(), "id")
+				slot := func() string { return "tick/" + time.Now().Add(ahead).UTC().Truncate(time.Hour).Format(time.RFC3339) }
+				before := slot()
+				exit, _ := launch(t, url, 0, "run", "--once-per", "1h", "tick", "--", "sh", "-c", `printf %s "$UNDERLEASE_RUN_ID" > "$0"`, path).end()
+				id, err := os.ReadFile(path)
+				if got := string(id); exit != 0 || err != nil || got != before && got != slot() {
+					t.Fatalf("got %d, %v and the run id %q, want %q", exit, err, got, before)
+				}
+				if before != slot() {
+					t.Skip("the hour has ended in the midst of it")
+				}
+				if exit, outcome := launch(t, url, 1, "run", "--once-per", "1h", "tick", "--", "true").end(); exit != 75 || outcome != "not-due" {
+					t.Errorf("got %d and %q from a second host, want 75 and not-due", exit, outcome)
+				}
+				server.SetClock(ahead + time.Hour)
+				if exit, _ := launch(t, url, 2, "run", "--once-per", "1h", "tick", "--", "true").end(); exit != 0 {
+					t.Errorf("got %d in the store's next hour, want 0", exit)
+				}
+			})
+		}
 	}
 }
 

@@ -70,7 +70,7 @@ func (r *run) acquire(ctx context.Context, handle string) (held, *Result) {
 			return held{}, r.failure(OutcomeInvalid, ExitSettings, err)
 		default:
 			failures++
-			unknown = true
+			unknown = unknown || !errors.Is(err, backends.ErrUnreached)
 			r.Log.Info("acquire failed", "attempt", failures, "err", err)
 		}
 		left := r.left()

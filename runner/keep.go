@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"sync/atomic"
 	"syscall"
@@ -46,6 +47,7 @@ type keeper struct {
 	unsure  bool                           // the guardian was lost in the start: the command may have begun
 	exited  *signals.Status                // how the command itself ended
 	lastErr error                          // of the newest attempt that failed
+	failed  int                            // attempts to renew since the last one that was confirmed
 }
 
 // answer is what came of one attempt to renew.
@@ -310,7 +312,10 @@ func (k *keeper) answered(a answer) tenure.Orders {
 		k.grant.TTL, k.grant.Ask = a.grant.TTL, a.grant.Ask
 		seen := k.grant
 		k.seen.Store(&seen)
-		k.lastErr = nil
+		if k.failed > 0 {
+			k.Log.Warn("lease renewed again", "grant", k.grant, "failed", k.failed, "valid_for", k.validFor())
+		}
+		k.lastErr, k.failed = nil, 0
 		k.Log.Debug("lease renewed", "grant", k.grant, "attempt", a.attempt, "took", a.took, "valid_for", k.validFor())
 		if first {
 			orders |= k.asked()
@@ -321,8 +326,13 @@ func (k *keeper) answered(a answer) tenure.Orders {
 		k.Log.Info("lease lost", "grant", k.grant, "err", a.err) // the outcome says it in words
 		return k.machine.Lost(a.attempt, now)
 	default:
+		level := slog.LevelWarn
+		if k.failed > 0 && k.lastErr != nil && k.lastErr.Error() == a.err.Error() {
+			level = slog.LevelInfo // it was said: what ends it is said next
+		}
 		k.lastErr = a.err
-		k.Log.Warn("renewal failed", "grant", k.grant, "attempt", a.attempt, "err", a.err, "valid_for", k.validFor())
+		k.failed++
+		k.Log.Log(context.Background(), level, "renewal failed", "grant", k.grant, "attempt", a.attempt, "err", a.err, "valid_for", k.validFor())
 		return k.machine.RenewFailed(a.attempt, now)
 	}
 }

@@ -358,7 +358,7 @@ func (r *run) needless(d *Done) *Result {
 }
 
 // concluded puts the result of a gate in its own words.
-func (r *run) concluded(res Result) Result {
+func (r *run) concluded(ctx context.Context, res Result) Result {
 	if !r.spec.Once.Ever {
 		return res
 	}
@@ -370,12 +370,29 @@ func (r *run) concluded(res Result) Result {
 		res.Outcome = OutcomeMigrated
 		res.Reason = fmt.Sprintf("migrated: %q in %s", r.display(), Short(res.Ran))
 	case res.Reason != "":
-	case res.Signal != 0:
-		res.Reason = fmt.Sprintf("failed: %q is not applied: the command was ended by SIG%s", r.display(), signals.Name(res.Signal))
+	case r.appliedAnyway(ctx, res):
+		res.Reason = fmt.Sprintf("failed: the command %s, and has written before that %q is applied", ending(res), r.display())
 	default:
-		res.Reason = fmt.Sprintf("failed: %q is not applied: the command exited with %d", r.display(), res.ExitCode)
+		res.Reason = fmt.Sprintf("failed: %q is not applied: the command %s", r.display(), ending(res))
 	}
 	return res
+}
+
+func ending(res Result) string {
+	if res.Signal != 0 {
+		return "was ended by SIG" + signals.Name(res.Signal)
+	}
+	return fmt.Sprintf("exited with %d", res.ExitCode)
+}
+
+// appliedAnyway looks, after a failure, whether the command has written the marker in a transaction of its own. It does so once, and only
+// of a store that has just answered.
+func (r *run) appliedAnyway(ctx context.Context, res Result) bool {
+	if r.Applied != nil || !res.Released || ctx.Err() != nil {
+		return false
+	}
+	found, err := r.look(ctx, time.Time{})
+	return err == nil && found.done != nil && found.done.Term == res.Grant.Term
 }
 
 // record writes the success of the command down while the lease is held, and keeps the lease meanwhile. It returns the end of the grant.

@@ -40,7 +40,7 @@ func Run(ctx context.Context, s Spec, store *backends.Store, p Platform) Result 
 	r := &run{spec: s, store: store, Platform: p, begun: p.Now()}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends attempts, hints and whatever else runs beside the decision
-	res := r.concluded(r.run(ctx))
+	res := r.concluded(ctx, r.run(ctx))
 	if res.Started {
 		r.Log.Info("run ended", "outcome", string(res.Outcome), "exit_code", res.ExitCode, "term", int64(res.Grant.Term), "held_for", res.Held)
 	}

@@ -29,6 +29,7 @@ func TestTheGuardianAnswersAlsoWhileTheWrapperIsStopped(t *testing.T) {
 	p.Socket, p.StopIn, p.KillIn = signals.NewSocket(), 20*time.Second, 30*time.Second
 	r := launch(t, p)
 	r.entry("started")
+	guardian := r.guardian()
 	r.cmd.Process.Signal(syscall.SIGSTOP)
 	first := standing(t, p.Socket)
 	if first.Stage != signals.StageHolding || first.Term != "42" || first.Left > 20*time.Second || first.Left < 5*time.Second {
@@ -37,7 +38,7 @@ func TestTheGuardianAnswersAlsoWhileTheWrapperIsStopped(t *testing.T) {
 	eventually(t, "later answer", func() bool { return standing(t, p.Socket).Left <= first.Left-10*time.Millisecond })
 	r.cmd.Process.Kill()
 	r.wait()
-	eventually(t, "end of the guardian", func() bool { return len(r.survivors()) == 0 })
+	eventually(t, "end of the guardian", func() bool { return !alive(guardian) }) // which answers until its very end
 	var ask *signals.AskError
 	if s, err := signals.Ask(p.Socket); !errors.As(err, &ask) {
 		t.Errorf("after the end: got %+v and %v, want an AskError", s, err)

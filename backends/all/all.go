@@ -9,7 +9,11 @@ import (
 	"strings"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/consul"
+	"github.com/underlease/underlease/backends/etcd"
 	"github.com/underlease/underlease/backends/file"
+	"github.com/underlease/underlease/backends/mysql"
+	"github.com/underlease/underlease/backends/postgres"
 	"github.com/underlease/underlease/backends/redis"
 )
 
@@ -18,7 +22,11 @@ func Schemes() map[string]backends.Scheme {
 	all := map[string]backends.Scheme{
 		"file": file.Scheme(),
 	}
+	maps.Copy(all, consul.Schemes())
+	maps.Copy(all, etcd.Schemes())
 	maps.Copy(all, redis.Schemes())
+	maps.Copy(all, postgres.Schemes())
+	maps.Copy(all, mysql.Schemes())
 	return all
 }
 
@@ -29,6 +37,34 @@ func Open(ctx context.Context, rawURL string, schemes map[string]backends.Scheme
 		return nil, err
 	}
 	return schemes[name].Open(ctx, u)
+}
+
+// Schema returns the SQL that makes what a store needs, for people whose role may not make it.
+func Schema(rawURL string, schemes map[string]backends.Scheme) (string, error) {
+	u, name, err := parse(rawURL, schemes)
+	if err == nil && schemes[name].Schema == nil {
+		err = noSchema(name)
+	}
+	if err != nil {
+		return "", err
+	}
+	return schemes[name].Schema(u)
+}
+
+// Apply makes what a store needs and brings it up to date. It returns what it did, in words.
+func Apply(ctx context.Context, rawURL string, schemes map[string]backends.Scheme) (string, error) {
+	u, name, err := parse(rawURL, schemes)
+	if err == nil && schemes[name].Apply == nil {
+		err = noSchema(name)
+	}
+	if err != nil {
+		return "", err
+	}
+	return schemes[name].Apply(ctx, u)
+}
+
+func noSchema(name string) error {
+	return backends.Configf("databases alone need tables", "a store with the scheme %s needs no schema", name)
 }
 
 // Check returns the scheme of a URL, in lower case, or a [*backends.ConfigError] where no store here can have that URL.

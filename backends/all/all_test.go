@@ -46,13 +46,13 @@ func TestABadURLIsRefusedWithTheRightForm(t *testing.T) {
 		{" \t", "is empty", "file:"},
 		{"file", "no scheme", "write file:"},
 		{"/var/lib/x", "no scheme", "file://"},
-		{"./x", "no scheme", "file:, redis:"},
+		{"./x", "no scheme", "etcds:, file:, mariadb:"},
 		{"://x", "no scheme", ""},
 		{"1file:", "no scheme", ""},
 		{"fiel:x", `"fiel"`, "did you mean file:?"},
 		{"flie:///x", `"flie"`, "did you mean file:?"},
 		{"rediz://h", `"rediz"`, "did you mean redis:?"},
-		{"etcd://h", `"etcd"`, "known are file:, redis:"},
+		{"nats://h", `"nats"`, "known are consul:, consuls:, etcd:, etcds:, file:, mariadb:"},
 		{"x:", `"x"`, "known are"},
 		{"redis://h:port", "cannot be read", "%40"},
 		{"redis://h/%zz", "cannot be read", "%40"},
@@ -63,7 +63,7 @@ func TestABadURLIsRefusedWithTheRightForm(t *testing.T) {
 		if !errors.As(err, &config) || !strings.Contains(config.Text, c.text) || !strings.Contains(config.Hint, c.hint) {
 			t.Errorf("Open(%q): got %v (hint %q), want a *ConfigError with %q and %q", c.raw, err, backends.Hint(err), c.text, c.hint)
 		}
-		if strings.HasPrefix(c.raw, "etcd") && strings.Contains(backends.Hint(err), "did you mean") {
+		if strings.HasPrefix(c.raw, "nats") && strings.Contains(backends.Hint(err), "did you mean") {
 			t.Errorf("Open(%q): got the hint %q for a word that is far from all", c.raw, backends.Hint(err))
 		}
 	}

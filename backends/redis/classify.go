@@ -36,10 +36,34 @@ func (c *Client) classify(err error, key string) error {
 	if e, ok := errors.AsType[goredis.Error](err); ok && !errors.Is(err, goredis.Nil) {
 		return c.said(c.harmless(e.Error()), key)
 	}
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || isTimeout(err) {
+	if e, ok := errors.AsType[*notEncrypted](err); ok {
+		return c.handshake(e.error)
+	}
+	late := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || isTimeout(err)
+	if unconnected(err) {
+		if late {
+			return backends.Unreached(nil, "no answer from %s", c.address)
+		}
+		answer := backends.Unreached(nil, "%s: %s", c.address, c.harmless(err.Error()))
+		if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound {
+			return backends.WithHint(answer, "look at the host in the store's URL")
+		}
+		return answer
+	}
+	if late {
 		return backends.Unavailable(nil, "no answer from %s", c.address)
 	}
-	answer := backends.Unavailable(nil, "%s: %s", c.address, c.harmless(err.Error()))
+	return backends.Unavailable(nil, "%s: %s", c.address, c.harmless(err.Error()))
+}
+
+// handshake is why a connection could not be encrypted. Nothing was asked yet.
+func (c *Client) handshake(err error) error {
+	if isTimeout(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		// A server without TLS takes the greeting for the begin of a command, and waits for the rest.
+		return backends.WithHint(backends.Unreached(nil, "no answer from %s to the greeting of TLS", c.address),
+			"if the server does not speak TLS, write redis in the place of rediss")
+	}
+	answer := backends.Unreached(nil, "%s: %s", c.address, c.harmless(err.Error()))
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		hint := "the parameter ca names a file with the authority that signed the server's certificate"
 		if _, ok := errors.AsType[x509.HostnameError](err); ok {
@@ -50,10 +74,14 @@ func (c *Client) classify(err error, key string) error {
 	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
 		return backends.WithHint(answer, "the server does not seem to speak TLS: write redis in the place of rediss")
 	}
-	if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound {
-		return backends.WithHint(answer, "look at the host in the store's URL")
-	}
 	return answer
+}
+
+// unconnected reports whether there was no connection over which anything could have been asked.
+func unconnected(err error) bool {
+	_, plain := errors.AsType[*notEncrypted](err)
+	dial, ok := errors.AsType[*net.OpError](err)
+	return plain || ok && dial.Op == "dial"
 }
 
 func isTimeout(err error) bool {
@@ -69,7 +97,8 @@ func (c *Client) said(text, key string) error {
 	}
 	switch code {
 	case "NOAUTH":
-		return backends.WithHint(backends.Denied(nil, "%s: the server asks for a password", c.address), "write redis://USER:PASSWORD@host, or redis://:PASSWORD@host")
+		return backends.WithHint(backends.Denied(nil, "%s: the server asks for a password", c.address),
+			"write USER:PASSWORD@ or :PASSWORD@ behind the :// of the store's URL")
 	case "WRONGPASS":
 		return backends.WithHint(backends.Denied(nil, "%s: the server refused user or password: %s", c.address, text),
 			"look at user and password in the store's URL, where special characters are written as %%XX")

@@ -36,7 +36,7 @@ func TestEveryErrorHasItsKind(t *testing.T) {
 		kind       error // nil: a *ConfigError
 		text, hint string
 	}{
-		{said("NOAUTH Authentication required."), backends.ErrDenied, "asks for a password", "redis://USER:PASSWORD@host"},
+		{said("NOAUTH Authentication required."), backends.ErrDenied, "asks for a password", ":PASSWORD@ behind the ://"},
 		{said("WRONGPASS invalid username-password pair"), backends.ErrDenied, "refused user or password", "%XX"},
 		{&refused{"WRONGPASS " + secret}, backends.ErrDenied, "refused user or password", "%XX"},
 		{said("NOPERM this user has no permissions to run the 'eval' command"), backends.ErrDenied, "no permissions", "ul:*"},
@@ -61,13 +61,15 @@ func TestEveryErrorHasItsKind(t *testing.T) {
 		{context.DeadlineExceeded, backends.ErrUnavailable, "no answer from redis://h:6379", ""},
 		{context.Canceled, backends.ErrUnavailable, "no answer from redis://h:6379", ""},
 		{&net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}, backends.ErrUnavailable, "no answer from redis://h:6379", ""},
-		{&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, backends.ErrUnavailable, "redis://h:6379: dial: connection refused", ""},
-		{&net.DNSError{Err: "no such host", Name: "h", IsNotFound: true}, backends.ErrUnavailable, "no such host", "host in the store's URL"},
+		{&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, backends.ErrUnreached, "redis://h:6379: dial: connection refused", ""},
+		{&net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, backends.ErrUnreached, "no answer from redis://h:6379", ""},
+		{&net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", Name: "h", IsNotFound: true}}, backends.ErrUnreached, "no such host", "host in the store's URL"},
 		{io.EOF, backends.ErrUnavailable, "redis://h:6379: EOF", ""},
 		{goredis.ErrClosed, backends.ErrUnavailable, "redis://h:6379", ""},
-		{&tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}, backends.ErrUnavailable, "unknown authority", "ca"},
-		{&tls.CertificateVerificationError{Err: x509.HostnameError{Certificate: &x509.Certificate{}}}, backends.ErrUnavailable, "", "server-name"},
-		{tls.RecordHeaderError{Msg: "first record does not look like a TLS handshake"}, backends.ErrUnavailable, "TLS", "redis in the place of rediss"},
+		{&notEncrypted{&tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}}, backends.ErrUnreached, "unknown authority", "ca"},
+		{&notEncrypted{&tls.CertificateVerificationError{Err: x509.HostnameError{Certificate: &x509.Certificate{}}}}, backends.ErrUnreached, "", "server-name"},
+		{&notEncrypted{tls.RecordHeaderError{Msg: "first record does not look like a TLS handshake"}}, backends.ErrUnreached, "TLS", "redis in the place of rediss"},
+		{&notEncrypted{context.DeadlineExceeded}, backends.ErrUnreached, "greeting of TLS", "redis in the place of rediss"},
 		{backends.Lost(nil, "x"), backends.ErrUnavailable, "x", ""}, // it never comes here
 		{backends.Unavailable(nil, "as it is"), backends.ErrUnavailable, "as it is", ""},
 		{config, nil, "", ""},

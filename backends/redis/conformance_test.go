@@ -5,6 +5,7 @@ package redis
 import (
 	"fmt"
 	"net/url"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -61,6 +62,17 @@ func TestConformance(t *testing.T) {
 func TestConformanceWithTheLeastRights(t *testing.T) {
 	r := servers.StartRedis(t, servers.RedisOptions{User: "lease", Password: "p/w", ACL: "resetchannels ~ul:* &ul:* -@all +" + strings.Join(Commands, " +")})
 	conforms(t, "redis://lease:p%2Fw@"+r.Addr()+"/3", func(string) *servers.Redis { return inDatabase(t, r, 3) })
+}
+
+// Who copies the line of the README has what the suite had.
+func TestTheReadmeNamesTheLeastRights(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "~ul:* &ul:* +" + strings.Join(Commands, " +") + "\n"; !strings.Contains(string(readme), want) {
+		t.Errorf("README.md does not have %q", want)
+	}
 }
 
 // inDatabase makes a server's own Do look at a database by its number.

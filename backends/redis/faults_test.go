@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -310,6 +311,91 @@ func TestWhatIsNotOursIsNotTouched(t *testing.T) {
 			t.Errorf("%s: the key was changed", name)
 		}
 	}
+	granted(t, s, request("good"))
+	states, err := s.List(t.Context(), "")
+	if !slices.ContainsFunc(states, func(s backends.State) bool { return s.Lease == "good" }) {
+		t.Errorf("List: got %v, want the lease that can be shown among them", states)
+	}
+	for _, name := range []string{"string", "hash", "newer", "other", "counter", "slot"} {
+		if key := keyOf("", name); !errors.Is(err, backends.ErrBroken) || !strings.Contains(err.Error(), key) {
+			t.Errorf("List: got the error %v, want broken with %s", err, key)
+		}
+	}
+}
+
+// Nodes can disagree for a moment, in a fail-over or while slots are moved. The URL is not to blame.
+func TestNodesThatSendARequestToEachOtherAreUnavailable(t *testing.T) {
+	var nodes [2]net.Listener
+	for i := range nodes {
+		l, err := net.Listen("tcp4", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() })
+		nodes[i] = l
+	}
+	for i, l := range nodes {
+		other := nodes[1-i].Addr().String()
+		go func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					defer conn.Close()
+					disagree(conn, other)
+				}()
+			}
+		}()
+	}
+	s := opened(t, "redis+cluster://"+nodes[0].Addr().String()+","+nodes[1].Addr().String())
+	_, err := acquire(t, s, request("moved"))
+	if !errors.Is(err, backends.ErrUnavailable) || !strings.Contains(backends.Hint(err), "do not agree") {
+		t.Errorf("Acquire: got %v with the hint %q, want unavailable", err, backends.Hint(err))
+	}
+}
+
+// disagree greets, and names the other for every script.
+func disagree(conn net.Conn, other string) {
+	in := bufio.NewReader(conn)
+	number := func() int {
+		line, err := in.ReadString('\n')
+		if err != nil || len(line) < 2 {
+			return -1
+		}
+		n, err := strconv.Atoi(strings.TrimSpace(line[1:]))
+		if err != nil {
+			return -1
+		}
+		return n
+	}
+	for {
+		words := number()
+		if words <= 0 {
+			return
+		}
+		command := ""
+		for i := range words {
+			word := make([]byte, number()+2)
+			if _, err := io.ReadFull(in, word); err != nil {
+				return
+			}
+			if i == 0 {
+				command = strings.ToLower(strings.TrimSpace(string(word)))
+			}
+		}
+		answer := "+OK\r\n"
+		switch command {
+		case "hello":
+			answer = "*4\r\n$7\r\nversion\r\n$6\r\n7.0.15\r\n$5\r\nproto\r\n:2\r\n"
+		case "eval", "evalsha":
+			answer = "-MOVED 1 " + other + "\r\n"
+		}
+		if _, err := io.WriteString(conn, answer); err != nil {
+			return
+		}
+	}
 }
 
 // C62: what was used once goes away by itself, and what has records stays.
@@ -408,7 +494,7 @@ func TestEachTroubleHasItsOwnWords(t *testing.T) {
 	}{
 		"port":          {url: fmt.Sprintf("redis://127.0.0.1:%d", free), kind: backends.ErrUnavailable, text: "connection refused"},
 		"host":          {url: "redis://host.invalid", kind: backends.ErrUnavailable, text: "host.invalid", hint: ""},
-		"no password":   {url: "redis://" + closed.Addr(), kind: backends.ErrDenied, text: "asks for a password", hint: "redis://USER:PASSWORD@host"},
+		"no password":   {url: "redis://" + closed.Addr(), kind: backends.ErrDenied, text: "asks for a password", hint: ":PASSWORD@"},
 		"password":      {url: "redis://u:" + secret + "x@" + closed.Addr(), kind: backends.ErrDenied, text: "refused user or password"},
 		"user":          {url: "redis://v:" + secret + "@" + closed.Addr(), kind: backends.ErrDenied, text: "refused user or password"},
 		"rights":        {url: "redis://u:" + secret + "@" + closed.Addr(), kind: backends.ErrDenied, text: "NOPERM", hint: "ul:*"},

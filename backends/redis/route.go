@@ -102,7 +102,11 @@ func (w *watched) ask(ctx context.Context, host string) (string, error) {
 			"the URL ends with it: redis+sentinel://host1,host2/primary")
 	}
 	if err != nil {
-		return "", w.client.classify(err, "")
+		err = w.client.classify(err, "")
+		if errors.Is(err, backends.ErrDenied) {
+			err = backends.WithHint(err, "sentinels have a password of their own: the parameter sentinel-password, and sentinel-user where they have users")
+		}
+		return "", err
 	}
 	pair, ok := got.([]any)
 	if !ok || len(pair) != 2 {
@@ -322,10 +326,15 @@ func (n *node) dial(ctx, alive context.Context, network, addr string) (net.Conn,
 	encrypted := tls.Client(conn, config)
 	if err := encrypted.HandshakeContext(ctx); err != nil {
 		_ = conn.Close() // the first error is the one to tell
-		return nil, err
+		return nil, &notEncrypted{err}
 	}
 	return encrypted, nil
 }
+
+// notEncrypted is why a connection could not be encrypted.
+type notEncrypted struct{ error }
+
+func (e *notEncrypted) Unwrap() error { return e.error }
 
 // drop closes a generation of connections, so that the next call makes new ones.
 func (n *node) drop(l *link) {
@@ -363,7 +372,7 @@ func (n *node) do(ctx context.Context, call func(context.Context, *link) (any, e
 	stop()
 	if err != nil && !answered(err) {
 		n.drop(l)
-		if ctx.Err() != nil {
+		if ctx.Err() != nil && !unconnected(err) {
 			err = ctx.Err()
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -75,11 +76,16 @@ func (c *Client) Inspect(ctx context.Context, namespace, lease string) (backends
 }
 
 func (c *Client) state(words []string) (state backends.State, err error) {
-	if len(words) < 4 {
+	if len(words) < 5 {
 		return state, c.unreadable(nil)
 	}
+	waiters, err := strconv.Atoi(words[4])
+	if err != nil {
+		return state, c.unreadable(err)
+	}
+	state.Waiters = &waiters
 	state.Namespace, state.Lease, _ = strings.Cut(words[2], "\x00")
-	for _, raw := range words[4:] {
+	for _, raw := range words[5:] {
 		var s shown
 		if err := json.Unmarshal([]byte(raw), &s); err != nil {
 			return state, c.unreadable(err)
@@ -121,8 +127,9 @@ func (c *Client) List(ctx context.Context, namespace string) ([]backends.State, 
 		return nil, c.classify(err, "")
 	}
 	found := map[string]backends.State{} // by key: a scan may show one twice
+	unshown := map[string]error{}
 	for _, addr := range servers {
-		if err := c.scan(ctx, addr, namespace, found); err != nil {
+		if err := c.scan(ctx, addr, namespace, found, unshown); err != nil {
 			return nil, err
 		}
 	}
@@ -131,11 +138,15 @@ func (c *Client) List(ctx context.Context, namespace string) ([]backends.State, 
 		states = append(states, s)
 	}
 	slices.SortFunc(states, func(a, b backends.State) int { return strings.Compare(a.Lease, b.Lease) })
-	return states, nil
+	var failed []error
+	for _, key := range slices.Sorted(maps.Keys(unshown)) {
+		failed = append(failed, unshown[key])
+	}
+	return states, errors.Join(failed...)
 }
 
-// scan finds the leases of a namespace on one server.
-func (c *Client) scan(ctx context.Context, addr, namespace string, found map[string]backends.State) error {
+// scan finds the leases of a namespace on one server, and those that cannot be shown.
+func (c *Client) scan(ctx context.Context, addr, namespace string, found map[string]backends.State, unshown map[string]error) error {
 	for cursor, first := uint64(0), true; first || cursor != 0; first = false {
 		var keys []string
 		got, err := c.node(addr).do(ctx, func(ctx context.Context, l *link) (_ any, err error) {
@@ -162,29 +173,38 @@ func (c *Client) scan(ctx context.Context, addr, namespace string, found map[str
 		}
 		cmds, _ := got.([]*goredis.Cmd)
 		for i, cmd := range cmds {
-			val, err := cmd.Result()
-			if err != nil {
-				return c.classify(err, keys[i])
-			}
-			words, err := c.understand(val, keys[i])
-			if err != nil {
+			state, there, err := c.listed(cmd, keys[i], namespace)
+			switch {
+			case errors.Is(err, backends.ErrBroken):
+				unshown[keys[i]] = err
+			case err != nil:
 				return err
+			case there:
+				found[keys[i]] = state
 			}
-			if at(words, 2) == "" {
-				continue // it was deleted since the scan
-			}
-			state, err := c.state(words)
-			if err != nil {
-				return err
-			}
-			if keyOf(state.Namespace, state.Lease) != keys[i] || state.Namespace != namespace {
-				return c.foreign(keys[i])
-			}
-			state.History = nil
-			found[keys[i]] = state
 		}
 	}
 	return nil
+}
+
+// listed returns what a key that a scan has found says of its lease, if it is still there.
+func (c *Client) listed(cmd *goredis.Cmd, key, namespace string) (state backends.State, there bool, err error) {
+	val, err := cmd.Result()
+	if err != nil {
+		return state, false, c.classify(err, key)
+	}
+	words, err := c.understand(val, key)
+	if err != nil || at(words, 2) == "" { // it was deleted since the scan
+		return state, false, err
+	}
+	if state, err = c.state(words); err != nil {
+		return state, false, err
+	}
+	if keyOf(state.Namespace, state.Lease) != key || state.Namespace != namespace {
+		return state, false, c.foreign(key)
+	}
+	state.History = nil
+	return state, true, nil
 }
 
 // Records implements [backends.Backend].

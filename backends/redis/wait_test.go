@@ -49,6 +49,39 @@ func commands(t *testing.T, r *servers.Redis) int {
 	return n
 }
 
+// A waiter whose connection broke, or whose call ended while it confirmed its place, enters anew.
+func TestAWaiterThatEntersAgainHasItsPlace(t *testing.T) {
+	r := servers.StartRedis(t, servers.RedisOptions{})
+	first, second := opened(t, "redis://"+r.Addr()), opened(t, "redis://"+r.Addr())
+	granted(t, first, request("again"))
+	var want []string
+	enter := func(s *backends.Store, req backends.Request) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if err := s.Backend.(backends.Waiter).WaitFree(ctx, req); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("WaitFree: got %v, want the end of its time", err)
+		}
+	}
+	early, late := request("again"), request("again")
+	for _, w := range []struct {
+		s   *backends.Store
+		req backends.Request
+	}{{first, early}, {second, late}} {
+		enter(w.s, w.req)
+		want = append(want, ticket(w.req.Handle))
+	}
+	first.Backend.(*Client).stopWaiting(early.Handle)
+	enter(first, early)
+	if got := queueOf(r, "again"); !slices.Equal(got, want) {
+		t.Errorf("the queue: got %q, want %q", got, want)
+	}
+	state, err := second.Inspect(t.Context(), "", "again")
+	if err != nil || state.Waiters == nil || *state.Waiters != 2 {
+		t.Errorf("Inspect: got the waiters %v and %v, want 2", state.Waiters, err)
+	}
+}
+
 // C49: a handover wakes one, in the order in which they came, and costs the same however many wait.
 func TestWaitersAreServedInOrderAndOneAtATime(t *testing.T) {
 	r := servers.StartRedis(t, servers.RedisOptions{})

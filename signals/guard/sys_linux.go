@@ -14,6 +14,7 @@ const (
 	prSetPdeathsig   = 1
 	prSetName        = 15
 	prSetSubreaper   = 36
+	mclOnFault       = 4 // pages are locked once they are used, and none is read for it
 	pAll             = 0
 	pPid             = 1
 	wStopped         = 0x2

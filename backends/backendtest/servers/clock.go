@@ -23,7 +23,7 @@ var shift []byte
 func fakeClock(t testing.TB, file string) []string {
 	t.Helper()
 	gcc := Programs(t, NeedCompiler, "apt-get install -y --no-install-recommends gcc libc6-dev", nil, "gcc")["gcc"]
-	dir := t.TempDir()
+	dir := filepath.Dir(file) // which the program's user can read
 	source, library := filepath.Join(dir, "shift.c"), filepath.Join(dir, "shift.so")
 	if err := os.WriteFile(source, shift, 0o600); err != nil {
 		t.Fatal(err)
@@ -38,7 +38,7 @@ func fakeClock(t testing.TB, file string) []string {
 // setClock writes in place: the program has the file mapped. Eight bytes at an aligned offset are read whole or not at all.
 func setClock(t testing.TB, file string, ahead time.Duration) {
 	t.Helper()
-	f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY, 0o600)
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
 		t.Fatal(err)
 	}

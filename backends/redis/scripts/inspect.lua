@@ -1,6 +1,10 @@
 -- ARGV: name (empty: whatever it is)
 load()
-local out = {'ok', int(now), name, past}
+local waiting = 0
+for _, w in ipairs(waiters()) do
+	if w.ends > now then waiting = waiting + 1 end
+end
+local out = {'ok', int(now), name, past, int(waiting)}
 for i = 0, count - 1 do
 	local s = slots[i]
 	if s then

@@ -1,4 +1,4 @@
--- ARGV: name, slots, ticket, its place (0: at the end), its life in milliseconds
+-- ARGV: name, slots, ticket, its place (0: the one that it has, else at the end), its life in milliseconds
 writable()
 load()
 local n, ticket, at, life = tonumber(ARGV[2]), ARGV[3], ARGV[4], tonumber(ARGV[5])
@@ -8,7 +8,12 @@ for i = 0, n - 1 do
 	if l == 0 then return {'free'} end
 	if not shortest or l < shortest then shortest = l end
 end
-if at == '0' then at = int(micros) end
+if at == '0' then
+	at = int(micros)
+	for _, w in ipairs(waiters()) do
+		if w.ticket == ticket and w.ends > now then at = w.at end
+	end
+end
 local all, placed = {}, false
 local mine = {at = at, ends = now + life, n = n, ticket = ticket}
 for _, w in ipairs(waiters()) do

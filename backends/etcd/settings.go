@@ -1,0 +1,176 @@
+package etcd
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"maps"
+	"net"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/underlease/underlease/backends"
+)
+
+// settings are what a URL says, and the variables of etcdctl where it says nothing.
+type settings struct {
+	scheme string
+	hosts  []string // host:port each
+	root   string   // of the keys
+
+	user, password string
+	tls            *tls.Config // nil: not encrypted
+}
+
+const (
+	defaultPort = "2379"
+	defaultRoot = "ul"
+	rightForm   = "write etcd://host1,host2,host3"
+)
+
+// parse reads a URL. Errors show nothing of it that could be a secret.
+func parse(u *url.URL) (s settings, err error) {
+	s.scheme = strings.ToLower(u.Scheme)
+	switch {
+	case u.Opaque != "":
+		return s, backends.Configf(rightForm, "the URL of the store names no host")
+	case u.Fragment != "":
+		return s, backends.Configf("write # in a password as %23", "the URL of the store has a fragment")
+	}
+	query, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return s, backends.Configf(rightForm, "the parameters of the store's URL cannot be read")
+	}
+	encrypted := s.scheme == "etcds"
+	hosts := u.Host
+	if hosts == "" {
+		var all []string
+		for one := range strings.SplitSeq(os.Getenv("ETCDCTL_ENDPOINTS"), ",") {
+			one = strings.TrimSpace(one)
+			if rest, ok := strings.CutPrefix(one, "https://"); ok {
+				one, encrypted = rest, true
+			}
+			all = append(all, strings.TrimPrefix(one, "http://"))
+		}
+		if hosts = strings.Join(all, ","); hosts == "" {
+			hosts = "127.0.0.1"
+		}
+	}
+	for host := range strings.SplitSeq(hosts, ",") {
+		one := url.URL{Host: host}
+		if one.Hostname() == "" {
+			return s, backends.Configf(rightForm, "the URL of the store has an empty host")
+		}
+		port := one.Port()
+		if port == "" {
+			port = defaultPort
+		}
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return s, backends.Configf(rightForm, "the port %q of the store is not one of 1 to 65535", port)
+		}
+		s.hosts = append(s.hosts, net.JoinHostPort(strings.ToLower(one.Hostname()), port))
+	}
+	if s.root = strings.Trim(u.Path, "/"); s.root == "" {
+		s.root = defaultRoot
+	}
+	if err := s.login(u); err != nil {
+		return s, err
+	}
+	return s, s.parameters(query, encrypted)
+}
+
+func (s *settings) login(u *url.URL) error {
+	s.user, s.password = os.Getenv("ETCDCTL_USER"), os.Getenv("ETCDCTL_PASSWORD")
+	if s.password == "" {
+		s.user, s.password, _ = strings.Cut(s.user, ":")
+	}
+	if u.User != nil {
+		s.user = u.User.Username()
+		s.password, _ = u.User.Password()
+	}
+	if (s.user == "") != (s.password == "") {
+		return backends.Configf("write etcd://USER:PASSWORD@host", "the store needs a user with a password, or neither")
+	}
+	return nil
+}
+
+func (s *settings) parameters(query url.Values, encrypted bool) error {
+	values := map[string]string{
+		"ca": os.Getenv("ETCDCTL_CACERT"), "cert": os.Getenv("ETCDCTL_CERT"), "key": os.Getenv("ETCDCTL_KEY"), "server-name": "",
+	}
+	for _, parameter := range slices.Sorted(maps.Keys(query)) {
+		_, known := values[parameter]
+		switch {
+		case !known:
+			return backends.Configf("known are ca, cert, key and server-name", "a store with the scheme %s has no parameter %q", s.scheme, parameter)
+		case !encrypted:
+			return backends.Configf("write etcds for an encrypted connection", "the parameter %q needs an encrypted connection", parameter)
+		case len(query[parameter]) > 1:
+			return backends.Configf("", "the parameter %q is in the store's URL more than once", parameter)
+		}
+		values[parameter] = query.Get(parameter)
+	}
+	if !encrypted {
+		return nil
+	}
+	s.scheme = "etcds"
+	s.tls = &tls.Config{MinVersion: tls.VersionTLS12}
+	s.tls.InsecureSkipVerify, _ = strconv.ParseBool(os.Getenv("ETCDCTL_INSECURE_SKIP_TLS_VERIFY")) // as etcdctl does; anything else is no
+	if name := values["server-name"]; name != "" && !s.tls.InsecureSkipVerify {
+		verifyAs(s.tls, name)
+	}
+	if ca := values["ca"]; ca != "" {
+		pem, err := os.ReadFile(ca)
+		if err != nil {
+			return backends.Configf("", "the file of authorities cannot be read: %v", err)
+		}
+		s.tls.RootCAs = x509.NewCertPool()
+		if !s.tls.RootCAs.AppendCertsFromPEM(pem) {
+			return backends.Configf("it has to hold certificates in the form PEM", "no certificate can be read in %s", ca)
+		}
+	}
+	cert, key := values["cert"], values["key"]
+	if (cert == "") != (key == "") {
+		return backends.Configf("give cert and key, or neither", "the client's certificate is incomplete")
+	}
+	if cert != "" {
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		if err != nil {
+			return backends.Configf("", "the client's certificate cannot be used: %v", err)
+		}
+		s.tls.Certificates = []tls.Certificate{pair}
+	}
+	return nil
+}
+
+// verifyAs makes a certificate be verified for a name. gRPC puts the host in the place of [tls.Config.ServerName].
+//
+// Source: google.golang.org/grpc/credentials, tlsCreds.ClientHandshake.
+func verifyAs(config *tls.Config, name string) {
+	config.InsecureSkipVerify = true // it is verified here
+	config.VerifyConnection = func(c tls.ConnectionState) error {
+		options := x509.VerifyOptions{DNSName: name, Roots: config.RootCAs, Intermediates: x509.NewCertPool()}
+		for _, cert := range c.PeerCertificates[1:] {
+			options.Intermediates.AddCert(cert)
+		}
+		_, err := c.PeerCertificates[0].Verify(options)
+		return err
+	}
+}
+
+// address is the URL for people, without anything that could be a secret.
+func (s *settings) address() string {
+	u := url.URL{Scheme: s.scheme, Host: strings.Join(s.hosts, ",")}
+	if s.root != defaultRoot {
+		u.Path = "/" + s.root
+	}
+	return u.String()
+}
+
+// identity is equal for URLs that differ in the order of hosts, the user or the way in which a connection is made.
+func (s *settings) identity() string {
+	hosts := slices.Sorted(slices.Values(s.hosts))
+	return strings.Join([]string{"etcd", strings.Join(slices.Compact(hosts), ","), s.root}, "\n")
+}

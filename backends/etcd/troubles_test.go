@@ -1,0 +1,232 @@
+//go:build linux
+
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/backendtest/servers"
+	"github.com/underlease/underlease/backends/quorum"
+)
+
+func acquire(t *testing.T, s *backends.Store, lease string) (backends.Grant, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	return s.Acquire(ctx, backends.Request{Lease: lease, Holder: "somebody", Handle: backends.NewHandle(), Slots: 1, TTL: time.Minute})
+}
+
+// What each mistake in a URL, and each state of a server, is called.
+func TestEachTroubleHasItsOwnWords(t *testing.T) {
+	const secret = "s3cr3t-pass"
+	certificates := servers.MakeCertificates(t)
+	plain := servers.StartEtcd(t, 1, servers.EtcdOptions{})
+	closed := servers.StartEtcd(t, 1, servers.EtcdOptions{Password: secret, Args: []string{"--bcrypt-cost", "4"}})
+	addUser(closed.Nodes[0], "other", secret, "elsewhere/")
+	encrypted := servers.StartEtcd(t, 1, servers.EtcdOptions{TLS: certificates})
+	full := servers.StartEtcd(t, 1, servers.EtcdOptions{Args: []string{"--quota-backend-bytes", "40000"}})
+	three := servers.StartEtcd(t, 3, servers.EtcdOptions{})
+	leader, others := three.Leader()
+	leader.Kill()
+	others[0].Kill()
+	web := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(web.Close)
+	q := func(kv ...string) string {
+		v := url.Values{}
+		for i := 0; i < len(kv); i += 2 {
+			v.Set(kv[i], kv[i+1])
+		}
+		return "?" + v.Encode()
+	}
+	client := []string{"cert", certificates.ClientCert, "key", certificates.ClientKey}
+	addr := func(c *servers.EtcdCluster) string { return c.Nodes[0].Addr() }
+	for name, c := range map[string]struct {
+		url        string
+		kind       error
+		text, hint string
+	}{
+		"port":        {fmt.Sprintf("etcd://127.0.0.1:%d", servers.FreePort(t, 0)), backends.ErrUnavailable, "connection refused", ""},
+		"host":        {"etcd://host.invalid", backends.ErrUnavailable, "host.invalid", ""},
+		"no user":     {"etcd://" + addr(closed), backends.ErrDenied, "asks for a user", "etcd://USER:PASSWORD@host"},
+		"password":    {"etcd://root:" + secret + "x@" + addr(closed), backends.ErrDenied, "refused user or password", "%XX"},
+		"user":        {"etcd://nobody:" + secret + "@" + addr(closed), backends.ErrDenied, "refused user or password", "%XX"},
+		"rights":      {"etcd://other:" + secret + "@" + addr(closed), backends.ErrDenied, "may not read or write", "grant-permission"},
+		"no TLS":      {"etcds://" + addr(plain), backends.ErrUnavailable, "", "etcd in the place of etcds"},
+		"TLS":         {"etcd://" + addr(encrypted), backends.ErrUnavailable, "", "etcds in the place of etcd"},
+		"authority":   {"etcds://" + addr(encrypted) + q(client...), backends.ErrUnavailable, "authority", "the parameter ca"},
+		"name":        {"etcds://" + addr(encrypted) + q(append(client, "ca", certificates.CA, "server-name", "elsewhere")...), backends.ErrUnavailable, "elsewhere", "server-name"},
+		"certificate": {"etcds://" + addr(encrypted) + q("ca", certificates.CA), backends.ErrUnavailable, "", "cert and key"},
+		"no leader":   {"etcd://" + others[1].Addr(), backends.ErrUnavailable, "no leader", "majority"},
+		"full":        {"etcd://" + addr(full), backends.ErrUnavailable, "full", "alarm disarm"},
+		"not etcd":    {"etcd://" + web.Listener.Addr().String(), backends.ErrUnavailable, "", ""},
+	} {
+		s := opened(t, c.url)
+		var err error
+		servers.Within(t, 20*time.Second, name, func() error { // a member needs a moment to miss its leader, and a database to be full
+			_, err = acquire(t, s, "trouble")
+			if name == "full" {
+				_, _ = s.Records().Put(t.Context(), "", "x", backends.Put{Key: "k", Value: make([]byte, backends.MaxRecord), Version: backends.AnyVersion}, nil)
+			}
+			if !errors.Is(err, c.kind) || !strings.Contains(fmt.Sprint(err), c.text) {
+				return fmt.Errorf("got %w, want %w with %q", err, c.kind, c.text)
+			}
+			return nil
+		})
+		t.Logf("%s: %v (hint: %s)", name, err, backends.Hint(err))
+		if !strings.Contains(backends.Hint(err), c.hint) {
+			t.Errorf("%s: got %q with the hint %q, want %q", name, err, backends.Hint(err), c.hint)
+		}
+		if shown := fmt.Sprint(err, backends.Hint(err), s.Address); strings.Contains(shown, secret) || !strings.Contains(err.Error(), s.Address) {
+			t.Errorf("%s: got %q, want the address %q and no secret", name, shown, s.Address)
+		}
+	}
+}
+
+func TestEveryErrorHasItsKind(t *testing.T) {
+	const secret = "s3cr3t"
+	d := &driver{address: "etcd://h:2379", settings: settings{password: secret, root: "ul"}}
+	config := &backends.ConfigError{}
+	for _, e := range []struct {
+		err        error
+		kind       error // nil: a *ConfigError
+		text, hint string
+	}{
+		{rpctypes.ErrGRPCLeaseNotFound, quorum.ErrGone, "", ""},
+		{rpctypes.ErrGRPCAuthFailed, backends.ErrDenied, "refused user or password", "%XX"},
+		{rpctypes.ErrGRPCUserEmpty, backends.ErrDenied, "asks for a user", "USER:PASSWORD"},
+		{rpctypes.ErrGRPCPermissionDenied, backends.ErrDenied, "may not read or write", "readwrite ul/"},
+		{rpctypes.ErrGRPCInvalidAuthToken, backends.ErrUnavailable, "token", ""},
+		{rpctypes.ErrGRPCAuthOldRevision, backends.ErrUnavailable, "token", ""},
+		{rpctypes.ErrGRPCNoLeader, backends.ErrUnavailable, "no leader", "majority"},
+		{rpctypes.ErrGRPCLeaderChanged, backends.ErrUnavailable, "no leader", "majority"},
+		{rpctypes.ErrGRPCNoSpace, backends.ErrUnavailable, "full", "alarm disarm"},
+		{rpctypes.ErrGRPCCorrupt, backends.ErrUnavailable, "corrupt", ""},
+		{rpctypes.ErrGRPCCompacted, backends.ErrUnavailable, "compacted", ""},
+		{rpctypes.ErrTooManyRequests, backends.ErrUnavailable, "too many requests", ""},
+		{rpctypes.ErrGRPCLeaseTTLTooLarge, nil, "that long", ""},
+		{rpctypes.ErrGRPCTimeout, backends.ErrUnavailable, "timed out", ""},
+		{status.Error(codes.DeadlineExceeded, "x"), backends.ErrUnavailable, "no answer from etcd://h:2379", ""},
+		{context.DeadlineExceeded, backends.ErrUnavailable, "no answer from etcd://h:2379", ""},
+		{context.Canceled, backends.ErrUnavailable, "no answer from etcd://h:2379", ""},
+		{status.Error(codes.Unimplemented, "unknown service"), backends.ErrUnavailable, "does not answer as etcd", "host and port"},
+		{status.Error(codes.Unavailable, `connection error: desc = "transport: Error while dialing: dial tcp: lookup h: no such host"`), backends.ErrUnavailable, "no such host", "host in the store's URL"},
+		{status.Error(codes.Unavailable, secret), backends.ErrUnavailable, "xxxxx", ""},
+		{errors.New("something new"), backends.ErrUnavailable, "something new", ""},
+		{backends.Unavailable(nil, "as it is"), backends.ErrUnavailable, "as it is", ""},
+		{config, nil, "", ""},
+	} {
+		got := d.classify(e.err)
+		if e.kind == nil {
+			if !errors.As(got, &config) {
+				t.Errorf("%v: got %v, want a *ConfigError", e.err, got)
+			}
+		} else if !errors.Is(got, e.kind) {
+			t.Errorf("%v: got %v, want %v", e.err, got, e.kind)
+		}
+		if !strings.Contains(got.Error(), e.text) || !strings.Contains(backends.Hint(got), e.hint) {
+			t.Errorf("%v: got %q with the hint %q, want %q and %q", e.err, got, backends.Hint(got), e.text, e.hint)
+		}
+		if shown := fmt.Sprint(got, backends.Hint(got)); strings.Contains(shown, secret) {
+			t.Errorf("%v: the secret is shown: %s", e.err, shown)
+		}
+	}
+	if got := d.classify(nil); got != nil {
+		t.Errorf("no error: got %v, want nil", got)
+	}
+}
+
+func parsed(t *testing.T, raw string) (settings, error) {
+	t.Helper()
+	u, err := backends.ParseURL(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parse(u)
+}
+
+func TestAURLAndTheVariablesOfEtcdctlSayWhere(t *testing.T) {
+	certificates := servers.MakeCertificates(t)
+	for _, c := range []struct {
+		url, env                string // NAME=VALUE, separated by spaces
+		address, user, password string
+	}{
+		{"etcd:", "", "etcd://127.0.0.1:2379", "", ""},
+		{"etcd://", "ETCDCTL_ENDPOINTS=h1:1,http://h2:2", "etcd://h1:1,h2:2", "", ""},
+		{"etcd://", "ETCDCTL_ENDPOINTS=https://h1", "etcds://h1:2379", "", ""},
+		{"etcd://H1,h2:7/app/x", "ETCDCTL_ENDPOINTS=h3", "etcd://h1:2379,h2:7/app/x", "", ""},
+		{"etcd://u:p%2F@h", "ETCDCTL_USER=v:w", "etcd://h:2379", "u", "p/"},
+		{"etcd://h", "ETCDCTL_USER=v:w:x", "etcd://h:2379", "v", "w:x"},
+		{"etcd://h", "ETCDCTL_USER=v ETCDCTL_PASSWORD=w", "etcd://h:2379", "v", "w"},
+		{"etcds://h?ca=" + certificates.CA, "ETCDCTL_CERT=" + certificates.ClientCert + " ETCDCTL_KEY=" + certificates.ClientKey, "etcds://h:2379", "", ""},
+	} {
+		t.Run(c.url+" "+c.env, func(t *testing.T) {
+			for pair := range strings.FieldsSeq(c.env) {
+				name, value, _ := strings.Cut(pair, "=")
+				t.Setenv(name, value)
+			}
+			s, err := parsed(t, c.url)
+			if err != nil || s.address() != c.address || s.user != c.user || s.password != c.password {
+				t.Errorf("got %q, %q, %q, %v, want %q, %q, %q", s.address(), s.user, s.password, err, c.address, c.user, c.password)
+			}
+			if strings.HasPrefix(s.address(), "etcds") != (s.tls != nil) {
+				t.Errorf("got encryption %v at %q", s.tls != nil, s.address())
+			}
+		})
+	}
+	a, _ := parsed(t, "etcd://u:p@h1,h2")
+	b, _ := parsed(t, "etcds://h2:2379,h1:2379")
+	if a.identity() != b.identity() {
+		t.Errorf("identity: got %q and %q, want the same", a.identity(), b.identity())
+	}
+}
+
+func TestAURLThatCannotWorkIsRefused(t *testing.T) {
+	const secret = "s3cr3t"
+	for raw, text := range map[string]string{
+		"etcd:relative":                   "names no host",
+		"etcd://h#f":                      "fragment",
+		"etcd://h:0":                      "port",
+		"etcd://h?x=1":                    `no parameter "x"`,
+		"etcd://h?ca=f":                   "needs an encrypted connection",
+		"etcds://h?ca=/nonexistent":       "cannot be read",
+		"etcds://h?ca=/dev/null":          "no certificate",
+		"etcds://h?cert=f":                "incomplete",
+		"etcds://h?ca=f&ca=g":             "more than once",
+		"etcd://" + secret + "@h":         "user with a password",
+		"etcd://:" + secret + "@h":        "user with a password",
+		"etcd://u:" + secret + "@h?a=%zz": "cannot be read",
+	} {
+		_, err := parsed(t, raw)
+		var config *backends.ConfigError
+		if !errors.As(err, &config) || !strings.Contains(err.Error(), text) {
+			t.Errorf("%s: got %v, want a *ConfigError with %q", raw, err, text)
+		}
+		if strings.Contains(fmt.Sprint(err, backends.Hint(err)), secret) {
+			t.Errorf("%s: the secret is shown: %v", raw, err)
+		}
+	}
+}
+
+func TestVersionsThatRevokeWhatIsKeptAreKnown(t *testing.T) {
+	for version, want := range map[string]bool{
+		"3.7.3": false, "3.6.0": false, "3.5.13": false, "3.5.12": true, "3.5.0": true, "3.4.31": false, "3.4.23": true, "3.3.27": true, "4.0.0": false,
+		"": false, "unknown": false,
+	} {
+		if got := revokesWhatIsKept(version); got != want {
+			t.Errorf("%q: got %v, want %v", version, got, want)
+		}
+	}
+}

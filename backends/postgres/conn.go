@@ -1,0 +1,262 @@
+package postgres
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"net"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/table"
+)
+
+// database is [table.Database].
+type database struct {
+	settings *settings
+	address  string
+	text     *sql
+	pool     *table.Pool[*conn]
+}
+
+var (
+	_ table.Database = (*database)(nil)
+	_ table.Teller   = (*database)(nil)
+)
+
+// conn is a connection to a server or a pooler.
+type conn struct {
+	*pgconn.PgConn
+	listens string // the channel, or empty
+	told    bool   // since the last look
+}
+
+// Usable implements [table.Conn].
+func (c *conn) Usable() bool { return !c.IsClosed() && !c.IsBusy() && c.TxStatus() == 'I' }
+
+// Fresh implements [table.Conn]. What the server may have sent is left where it is.
+func (c *conn) Fresh() bool {
+	if !c.Usable() {
+		return false
+	}
+	plain := c.Conn()
+	if t, ok := plain.(interface{ NetConn() net.Conn }); ok {
+		plain = t.NetConn() // of TLS
+	}
+	s, ok := plain.(syscall.Conn)
+	if !ok {
+		return true
+	}
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return false
+	}
+	open := true
+	err = raw.Read(func(fd uintptr) bool {
+		n, _, err := syscall.Recvfrom(int(fd), make([]byte, 1), syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		open = n > 0 || errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.EINTR)
+		return true // whatever it is: nobody waits
+	})
+	return err == nil && open
+}
+
+// Close implements [table.Conn].
+func (c *conn) Close() {
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	_ = c.PgConn.Close(ctx) // the server finds out in any case
+}
+
+func (d *database) dial(ctx context.Context) (*conn, error) {
+	c := &conn{}
+	config := d.settings.config.Copy()
+	config.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) {
+		if n.Channel == c.listens {
+			c.told = true
+		}
+	}
+	var err error
+	c.PgConn, err = pgconn.ConnectConfig(ctx, config)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// query runs one statement in one round trip and returns its rows. A nil parameter is null.
+func (d *database) query(ctx context.Context, sql string, params ...any) (rows [][][]byte, err error) {
+	err = d.pool.Do(ctx, func(c *conn) error {
+		rows, err = c.query(ctx, sql, params...)
+		return err
+	})
+	return rows, err
+}
+
+func (c *conn) query(ctx context.Context, sql string, params ...any) ([][][]byte, error) {
+	values := make([][]byte, len(params))
+	for i, p := range params {
+		switch p := p.(type) {
+		case nil:
+		case string:
+			values[i] = []byte(p)
+		case []byte:
+			values[i] = p // text of a document; nil is null
+		case int:
+			values[i] = strconv.AppendInt(nil, int64(p), 10)
+		case int64:
+			values[i] = strconv.AppendInt(nil, p, 10)
+		case bool:
+			values[i] = strconv.AppendBool(nil, p)
+		case raw:
+			values[i] = append([]byte(`\x`), hex.AppendEncode(nil, []byte(p))...)
+		default:
+			panic("a parameter of an unknown type")
+		}
+	}
+	// The unnamed statement, parsed and run before the next Sync: a pooler keeps these together.
+	got := c.ExecParams(ctx, sql, values, nil, nil, nil).Read()
+	return got.Rows, got.Err
+}
+
+// raw is a string as bytes.
+type raw string
+
+func (d *database) rows(k table.Key, got [][][]byte) ([]*table.Row, error) {
+	var all []*table.Row
+	for _, cols := range got {
+		r := &table.Row{Key: k, Slots: cols[5]}
+		for i, to := range []*int64{&r.Micros, &r.Form, &r.Revision, &r.Term, &r.Version} {
+			n, err := strconv.ParseInt(string(cols[i]), 10, 64)
+			if err != nil {
+				return nil, backends.Broken(err, "%s: a number in the row of %q cannot be read", d.address, backends.Display(k.Namespace, k.Lease))
+			}
+			*to = n
+		}
+		all = append(all, r)
+	}
+	return all, nil
+}
+
+func (d *database) one(k table.Key, got [][][]byte, err error) (*table.Row, error) {
+	if err != nil || len(got) == 0 {
+		return nil, err
+	}
+	all, err := d.rows(k, got[:1])
+	if err != nil {
+		return nil, err
+	}
+	return all[0], nil
+}
+
+// Acquire implements [table.Database].
+func (d *database) Acquire(ctx context.Context, t table.Take) (*table.Row, error) {
+	text := d.text.acquire
+	if t.Slots == 1 {
+		text = d.text.acquireOne
+	}
+	got, err := d.query(ctx, text, raw(t.Namespace), raw(t.Lease), t.Digest, t.Slots, t.Holder, t.TTL, t.Hold)
+	return d.one(t.Key, got, err)
+}
+
+// Renew implements [table.Database].
+func (d *database) Renew(ctx context.Context, h table.Held) (ok, asked bool, err error) {
+	got, err := d.query(ctx, d.text.renew, raw(h.Namespace), raw(h.Lease), h.Slot, h.Digest, h.Term)
+	if err != nil || len(got) == 0 {
+		return false, false, err
+	}
+	return true, string(got[0][0]) == "t", nil
+}
+
+// Release implements [table.Database].
+func (d *database) Release(ctx context.Context, h table.Held, end []byte, drop bool) error {
+	_, err := d.query(ctx, d.text.release, raw(h.Namespace), raw(h.Lease), h.Slot, h.Digest, h.Term, end, drop, d.channel(h.Key))
+	return err
+}
+
+// Read implements [table.Database].
+func (d *database) Read(ctx context.Context, k table.Key) (*table.Row, error) {
+	got, err := d.query(ctx, d.text.read, raw(k.Namespace), raw(k.Lease))
+	row, err := d.one(k, got, err)
+	if row != nil {
+		row.Ends, row.Records = got[0][6], got[0][7]
+	}
+	return row, err
+}
+
+// Look implements [table.Database].
+func (d *database) Look(ctx context.Context, k table.Key) (*table.Row, error) {
+	got, err := d.query(ctx, d.text.look, raw(k.Namespace), raw(k.Lease))
+	return d.one(k, got, err)
+}
+
+// List implements [table.Database].
+func (d *database) List(ctx context.Context, namespace, after string, most int) ([]*table.Row, error) {
+	got, err := d.query(ctx, d.text.list, raw(namespace), raw(after), most)
+	if err != nil {
+		return nil, err
+	}
+	all, err := d.rows(table.Key{Namespace: namespace}, got)
+	for i, r := range all {
+		name, wrong := hex.DecodeString(string(got[i][6]))
+		r.Lease, err = string(name), errors.Join(err, wrong)
+	}
+	return all, err
+}
+
+// Insert implements [table.Database].
+func (d *database) Insert(ctx context.Context, k table.Key) error {
+	_, err := d.query(ctx, d.text.insert, raw(k.Namespace), raw(k.Lease))
+	return err
+}
+
+// Write implements [table.Database].
+func (d *database) Write(ctx context.Context, k table.Key, c table.Change) (bool, error) {
+	var channel any
+	if c.Wake {
+		channel = d.channel(k)
+	}
+	got, err := d.query(ctx, d.text.write, raw(k.Namespace), raw(k.Lease), c.Revision, c.Before, c.Version, c.Gone, c.Slots, c.Ends, c.Records, channel)
+	return len(got) > 0, err
+}
+
+// Prune implements [table.Database].
+func (d *database) Prune(ctx context.Context) error {
+	_, err := d.query(ctx, d.text.prune)
+	return err
+}
+
+// Mark implements [table.Database].
+func (d *database) Mark(ctx context.Context, k table.Key) (*table.Mark, error) {
+	got, err := d.query(ctx, d.text.mark, raw(k.Namespace), raw(k.Lease))
+	if err != nil || len(got) == 0 {
+		return nil, err
+	}
+	m := &table.Mark{Value: got[0][2]}
+	for i, to := range []*int64{&m.Version, &m.Written} {
+		n, err := strconv.ParseInt(string(got[0][i]), 10, 64)
+		if err != nil {
+			return nil, backends.Broken(err, "%s: a number of the marker of %q cannot be read", d.address, backends.Display(k.Namespace, k.Lease))
+		}
+		*to = n
+	}
+	return m, nil
+}
+
+// Unmark implements [table.Database].
+func (d *database) Unmark(ctx context.Context, k table.Key, version int64) error {
+	_, err := d.query(ctx, d.text.unmark, raw(k.Namespace), raw(k.Lease), version)
+	return err
+}
+
+// Address implements [table.Database].
+func (d *database) Address() string { return d.address }
+
+// Close implements [table.Database].
+func (d *database) Close() error {
+	d.pool.Close()
+	return nil
+}
