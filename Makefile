@@ -49,8 +49,8 @@ lint:
 cross:
 	@set -e; for t in $(CROSS); do \
 		echo "$$t"; \
-		GOOS=$${t%/*} GOARCH=$${t#*/} CGO_ENABLED=0 $(GO) build -tags $(TAGS) ./...; \
-		GOOS=$${t%/*} GOARCH=$${t#*/} CGO_ENABLED=0 $(GO) vet -tags $(TAGS) ./...; \
+		GOOS=$${t%/*} GOARCH=$${t#*/} CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) ./...; \
+		GOOS=$${t%/*} GOARCH=$${t#*/} CGO_ENABLED=0 $(GO) vet -trimpath -tags $(TAGS) ./...; \
 	done
 	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null . # a program that refuses with one sentence
 	$(GO) vet -tags portable ./signals # the guardian of the other systems, whose logic is tested here
@@ -60,15 +60,22 @@ bench: build
 
 install: build
 	install -d '$(DESTDIR)$(PREFIX)/bin' \
+		'$(DESTDIR)$(PREFIX)/share/man/man1' \
+		'$(DESTDIR)$(PREFIX)/share/man/man5' \
+		'$(DESTDIR)$(PREFIX)/share/man/man7' \
 		'$(DESTDIR)$(PREFIX)/share/bash-completion/completions' \
 		'$(DESTDIR)$(PREFIX)/share/zsh/site-functions' \
 		'$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d' \
-		'$(DESTDIR)$(PREFIX)/share/doc/underlease'
+		'$(DESTDIR)$(PREFIX)/share/doc/underlease/examples'
 	install -m 0755 bin/underlease '$(DESTDIR)$(PREFIX)/bin/underlease'
 	bin/underlease completion bash > '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/underlease'
 	bin/underlease completion zsh > '$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_underlease'
 	bin/underlease completion fish > '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/underlease.fish'
+	install -m 0644 packaging/man/*.1 '$(DESTDIR)$(PREFIX)/share/man/man1'
+	install -m 0644 packaging/man/*.5 '$(DESTDIR)$(PREFIX)/share/man/man5'
+	install -m 0644 packaging/man/*.7 '$(DESTDIR)$(PREFIX)/share/man/man7'
 	install -m 0644 LICENSE '$(DESTDIR)$(PREFIX)/share/doc/underlease/LICENSE'
+	install -m 0644 packaging/underlease.yaml '$(DESTDIR)$(PREFIX)/share/doc/underlease/examples/underlease.yaml'
 
 clean:
 	rm -rf bin dist

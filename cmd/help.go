@@ -31,7 +31,11 @@ Commands:
   version               show version and build
   completion SHELL      print a completion script for bash, zsh or fish
 
-underlease run --help shows flags and exit codes.
+underlease run --help shows flags.
+
+Exit codes: those of the command that is run, and of check, status and marker
+their answer; else 64 usage, 69 store does not answer, 70 bug, 71 system
+refused, 75 busy, 74 lease lost, 76 to 78 store broken, denied, settings.
 `
 
 // runHelp fits a screen of 50 lines.
@@ -205,6 +209,9 @@ masked. Takes the flags of run.
 Usage: underlease config [flags] [NAME]
 
   --json    print one JSON object
+
+Exit codes: 0; 64 usage, 71 it could not be written, 78 settings that cannot
+work, or do not fit together; these are printed all the same.
 `
 
 const schemaHelp = `  underlease schema print --backend postgres://host/db | psql host/db
@@ -225,16 +232,24 @@ Exit codes: 0 done; 64 usage; 69 the store does not answer; 76 the tables are of
 a newer version; 77 permission denied; 78 settings, and stores without tables.
 `
 
-const versionHelp = `Prints version, commit, Go version and platform.
+const versionHelp = `  underlease version --json
+
+Prints version, commit, Go version and platform.
 
 Usage: underlease version [--json]
+
+Exit codes: 0; 64 usage, 71 it could not be written.
 `
 
-const completionHelp = `Prints a script that completes flags, their values and the names of leases.
+const completionHelp = `  underlease completion bash > /etc/bash_completion.d/underlease
+
+Prints a script that completes flags, their values and the names of leases.
 
 Usage: underlease completion bash|zsh|fish
 
   bash: underlease completion bash > /etc/bash_completion.d/underlease
   zsh:  underlease completion zsh > a directory of $fpath, as _underlease
   fish: underlease completion fish > ~/.config/fish/completions/underlease.fish
+
+Exit codes: 0; 64 usage, 71 it could not be written.
 `

@@ -309,8 +309,8 @@ func (p *program) completeRun(_ *cobra.Command, args []string, word string) ([]s
 // listVersion changes when a reader of list --json or status --json has to. New fields do not change it.
 const listVersion = 1
 
-// The object that --json prints is a leasesHead, one shownLease a line, and a leasesTail, so that no reader and no writer has to
-// have all of it at hand. Its fields are always there; what is not known is null.
+// The object that --json prints is a leasesHead, one shownLease a line, one shownError a line, and the exit code, so that no reader
+// and no writer has to have all of it at hand. Its fields are always there; what is not known is null.
 type leasesHead struct {
 	Version   int       `json:"version"`
 	Store     string    `json:"store"` // without credentials
