@@ -31,6 +31,7 @@ var cases = []clause{
 	{"HoldKeepsTheSlotAfterARelease", holdKeeps},
 	{"HoldOutlivesItsHolder", holdOutlives},
 	{"HoldIsDroppedWhenNothingStarted", holdDropped},
+	{"HoldIsDroppedAlsoAfterTheEnd", holdDroppedLate},
 	{"SlotsAdmitNoMoreThanAskedFor", slotsAdmit},
 	{"MixedSlotsAndTTLsNeverExceedTheLargerN", mixedSlots},
 	{"TermsAreUniqueOverSlots", termsOverSlots},
@@ -386,6 +387,35 @@ func holdDropped(e *env) {
 	c.acquire(r)
 	c.abandon(r)
 	c.acquire(c.request("dropped"))
+}
+
+// holdDroppedLate: a start that came too late has started nothing, whether its grant was seen or not, and whoever looked meanwhile.
+func holdDroppedLate(e *env) {
+	c, other := e.client(), e.client()
+	if c.Endless {
+		e.Skip("a grant ends with its process, which then gives nothing back")
+	}
+	for lease, seen := range map[string]bool{"late": false, "late and seen": true} {
+		r := c.request(lease)
+		r.Hold = time.Hour
+		g := c.acquire(r)
+		e.expire(c)
+		if seen {
+			other.taken(other.request(lease)) // by the hold
+		}
+		c.release(g, backends.OutcomeNotStarted)
+		other.release(other.acquire(other.request(lease)), "ok")
+
+		r = c.request(lease)
+		r.Hold = time.Hour
+		c.acquire(r)
+		e.expire(c)
+		if seen {
+			other.taken(other.request(lease))
+		}
+		c.abandon(r)
+		other.release(other.acquire(other.request(lease)), "ok")
+	}
 }
 
 func slotsAdmit(e *env) {

@@ -320,6 +320,6 @@ func (l *lease) record(key string, r record) (backends.Record, error) {
 	}
 	return backends.Record{
 		Namespace: l.row.Namespace, Lease: l.row.Lease, Key: string(plain), Value: value, Version: r.Version,
-		Age: millis(max(0, l.now-r.Written)),
+		Age: millis(l.now - r.Written),
 	}, nil
 }
