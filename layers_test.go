@@ -61,6 +61,7 @@ var layers = map[string]layer{
 	"proof/stamps":                 {may: []string{"golang.org/x/sys/unix"}, why: "the witness does not trust us: nothing of ours takes part"},
 	"proof/figures":                {may: []string{"proof/stamps"}, why: "what is measured is a program like any other"},
 	"proof/bench":                  {may: []string{"proof/figures"}, why: "it prints what figures measures"},
+	"proof/compare":                {may: []string{"proof/stamps"}, why: "what is compared are programs, and their commands are the witness"},
 	"proof/job":                    {may: []string{"proof/stamps"}, why: "it is a command like any other"},
 	"backends/redis": {
 		may: []string{"backends", "github.com/redis/go-redis/v9", "github.com/redis/go-redis/v9/maintnotifications"},
