@@ -85,7 +85,8 @@ var layers = map[string]layer{
 	"backends/etcd": {
 		may: []string{
 			"backends", "backends/quorum", "go.etcd.io/etcd/client/v3", "go.etcd.io/etcd/api/v3/etcdserverpb", "go.etcd.io/etcd/api/v3/v3rpc/rpctypes",
-			"go.uber.org/zap", "google.golang.org/grpc/codes", "google.golang.org/grpc/status",
+			"go.etcd.io/etcd/api/v3/mvccpb", "go.uber.org/zap", "google.golang.org/grpc", "google.golang.org/grpc/codes", "google.golang.org/grpc/encoding",
+			"google.golang.org/grpc/mem", "google.golang.org/grpc/status", "google.golang.org/protobuf/encoding/protowire",
 		},
 		why: "a store knows the contract, the protocol that it shares, and its own client library",
 	},

@@ -319,8 +319,10 @@ func (c *comparison) fault(t tool, lease string, do func(tool, *running) error, 
 	switch both := min(last, nextLast) - next; {
 	case next == 0:
 		words = append(words, "no second one came")
-	case both > 0:
+	case both > int64(100*time.Millisecond):
 		words = append(words, fmt.Sprintf("**two ran for %s**", span(both)))
+	case both > 0: // until the first was told
+		words = append(words, fmt.Sprintf("two ran for %d ms", time.Duration(both).Milliseconds()))
 	default:
 		words = append(words, fmt.Sprintf("the second one ran after %s", span(next-begun)))
 	}
