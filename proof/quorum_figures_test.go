@@ -13,7 +13,7 @@ import (
 const (
 	// The bar is 0.75, and is not reached: of 12 ms the library of etcd takes two before main and two to connect, and the run of the same
 	// binary on a file takes more than half of what etcdctl lock takes.
-	mostToEtcdctl = 1.1
+	mostToEtcdctl = 1.05
 	mostToConsul  = 0.25
 )
 

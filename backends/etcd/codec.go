@@ -16,6 +16,9 @@ type codec struct{ encoding.CodecV2 }
 // newCodec returns a codec for [grpc.ForceCodecV2].
 func newCodec() codec { return codec{encoding.GetCodecV2("proto")} }
 
+// Name implements [encoding.CodecV2]. It goes into the type of the content: without one that is what etcd knows best.
+func (c codec) Name() string { return "" }
+
 // Marshal implements [encoding.CodecV2].
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	var b []byte
