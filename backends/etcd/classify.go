@@ -68,7 +68,8 @@ func (d *driver) classify(err error) error {
 	}
 	code, text := status.Code(err), d.harmless(status.Convert(err).Message())
 	// The library turns errors of a connection into words.
-	if strings.Contains(text, "while dialing") || strings.Contains(text, "handshake failed") {
+	text, dialing := strings.CutPrefix(text, "Error while dialing: ")
+	if dialing || strings.Contains(text, "handshake failed") {
 		away = func(format string, args ...any) error {
 			return backends.Unreached(nil, d.address+": "+format, args...)
 		}
