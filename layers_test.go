@@ -61,6 +61,7 @@ var layers = map[string]layer{
 	"proof/stamps":                 {may: []string{"golang.org/x/sys/unix"}, why: "the witness does not trust us: nothing of ours takes part"},
 	"proof/figures":                {may: []string{"proof/stamps"}, why: "what is measured is a program like any other"},
 	"proof/bench":                  {may: []string{"proof/figures"}, why: "it prints what figures measures"},
+	"proof/compare":                {may: []string{"proof/stamps"}, why: "what is compared are programs, and their commands are the witness"},
 	"proof/job":                    {may: []string{"proof/stamps"}, why: "it is a command like any other"},
 	"backends/redis": {
 		may: []string{"backends", "github.com/redis/go-redis/v9", "github.com/redis/go-redis/v9/maintnotifications"},
@@ -84,7 +85,8 @@ var layers = map[string]layer{
 	"backends/etcd": {
 		may: []string{
 			"backends", "backends/quorum", "go.etcd.io/etcd/client/v3", "go.etcd.io/etcd/api/v3/etcdserverpb", "go.etcd.io/etcd/api/v3/v3rpc/rpctypes",
-			"go.uber.org/zap", "google.golang.org/grpc/codes", "google.golang.org/grpc/status",
+			"go.etcd.io/etcd/api/v3/mvccpb", "go.uber.org/zap", "google.golang.org/grpc", "google.golang.org/grpc/codes", "google.golang.org/grpc/encoding",
+			"google.golang.org/grpc/mem", "google.golang.org/grpc/status", "google.golang.org/protobuf/encoding/protowire",
 		},
 		why: "a store knows the contract, the protocol that it shares, and its own client library",
 	},

@@ -67,12 +67,18 @@ func (d *driver) classify(err error) error {
 		return d.silence()
 	}
 	code, text := status.Code(err), d.harmless(status.Convert(err).Message())
+	// The library turns errors of a connection into words.
+	text, dialing := strings.CutPrefix(text, "Error while dialing: ")
+	if dialing || strings.Contains(text, "handshake failed") {
+		away = func(format string, args ...any) error {
+			return backends.Unreached(nil, d.address+": "+format, args...)
+		}
+	}
 	switch {
 	case code == codes.DeadlineExceeded || code == codes.Canceled:
 		return d.silence()
 	case code == codes.Unimplemented:
 		return backends.WithHint(away("it does not answer as etcd does: %s", text), "look at host and port in the store's URL")
-	// The library turns errors of a connection into words.
 	case strings.Contains(text, "x509: certificate is valid for") || strings.Contains(text, "x509: cannot validate certificate for") || strings.Contains(text, "x509: certificate is not valid"):
 		return backends.WithHint(away("%s", text), "the parameter server-name says of what the certificate has to be")
 	case strings.Contains(text, "x509: "):

@@ -16,6 +16,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -56,6 +57,9 @@ func (d *driver) Check(ttl, hold time.Duration) error {
 	}
 	return nil
 }
+
+// buffer is for requests and answers of a few hundred bytes.
+const buffer = 4 << 10
 
 // defaultTimeout limits what has no limit of its own.
 const defaultTimeout = 5 * time.Second
@@ -124,6 +128,10 @@ func (d *driver) dial(ctx context.Context) (*clientv3.Client, error) {
 		// A member that is gone without a word is found out where only a watch is under way.
 		// Source: etcd refuses pings that come more often than every 5 s (grpc-keepalive-min-time).
 		DialKeepAliveTime: 6 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
+		DialOptions: []grpc.DialOption{
+			grpc.WithDefaultCallOptions(grpc.ForceCodecV2(newCodec())),
+			grpc.WithReadBufferSize(buffer), grpc.WithWriteBufferSize(buffer),
+		},
 	})
 	if err == nil && !stop() {
 		_ = c.Close()

@@ -58,16 +58,16 @@ func TestEachTroubleHasItsOwnWords(t *testing.T) {
 		kind       error
 		text, hint string
 	}{
-		"port":        {fmt.Sprintf("etcd://127.0.0.1:%d", servers.FreePort(t, 0)), backends.ErrUnavailable, "connection refused", ""},
-		"host":        {"etcd://host.invalid", backends.ErrUnavailable, "host.invalid", ""},
+		"port":        {fmt.Sprintf("etcd://127.0.0.1:%d", servers.FreePort(t, 0)), backends.ErrUnreached, "connection refused", ""},
+		"host":        {"etcd://host.invalid", backends.ErrUnreached, "host.invalid", ""},
 		"no user":     {"etcd://" + addr(closed), backends.ErrDenied, "asks for a user", "etcd://USER:PASSWORD@host"},
 		"password":    {"etcd://root:" + secret + "x@" + addr(closed), backends.ErrDenied, "refused user or password", "%XX"},
 		"user":        {"etcd://nobody:" + secret + "@" + addr(closed), backends.ErrDenied, "refused user or password", "%XX"},
 		"rights":      {"etcd://other:" + secret + "@" + addr(closed), backends.ErrDenied, "may not read or write", "grant-permission"},
 		"no TLS":      {"etcds://" + addr(plain), backends.ErrUnavailable, "", "etcd in the place of etcds"},
 		"TLS":         {"etcd://" + addr(encrypted), backends.ErrUnavailable, "", "etcds in the place of etcd"},
-		"authority":   {"etcds://" + addr(encrypted) + q(client...), backends.ErrUnavailable, "authority", "the parameter ca"},
-		"name":        {"etcds://" + addr(encrypted) + q(append(client, "ca", certificates.CA, "server-name", "elsewhere")...), backends.ErrUnavailable, "elsewhere", "server-name"},
+		"authority":   {"etcds://" + addr(encrypted) + q(client...), backends.ErrUnreached, "authority", "the parameter ca"},
+		"name":        {"etcds://" + addr(encrypted) + q(append(client, "ca", certificates.CA, "server-name", "elsewhere")...), backends.ErrUnreached, "elsewhere", "server-name"},
 		"certificate": {"etcds://" + addr(encrypted) + q("ca", certificates.CA), backends.ErrUnavailable, "", "cert and key"},
 		"no leader":   {"etcd://" + others[1].Addr(), backends.ErrUnavailable, "no leader", "majority"},
 		"full":        {"etcd://" + addr(full), backends.ErrUnavailable, "full", "alarm disarm"},
