@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -630,6 +631,45 @@ func TestDatabaseConnectionsThatDoNotLast(t *testing.T) {
 			}
 		})
 	}
+}
+
+// C68: sixteen processes make the tables at once, of a database that has none, and again while a lease is held.
+func TestDatabaseSixteenMakeTheTables(t *testing.T) {
+	databases(t, func(t *testing.T, d *database) {
+		var all []*live
+		for range 16 {
+			all = append(all, d.run(d.straight(), []string{"--wait", "60s"}, d.job(0)))
+		}
+		for _, l := range all {
+			l.wants(0, "ok", "")
+		}
+		a := d.run(d.straight(), nil, d.job(time.Minute))
+		a.begins()
+		before := d.holder()
+		d.server.Do("DROP TABLE underlease_fences; DROP TABLE underlease_marks; DROP TABLE underlease_schema")
+		var wg sync.WaitGroup
+		for range 16 {
+			wg.Go(func() {
+				c := exec.Command(bin.underlease, "schema", "apply", "--backend", d.straight())
+				c.Env = environ()
+				if out, err := c.CombinedOutput(); err != nil {
+					t.Errorf("schema apply: got %v and %q, want 0", err, out)
+				}
+			})
+		}
+		wg.Wait()
+		if after := d.holder(); after != before || after == "" {
+			t.Errorf("holder and term: got %q, want %q as before", after, before)
+		}
+		d.renewed()
+		a.signal(syscall.SIGTERM)
+		if a.ends(); !a.reported().Released {
+			t.Errorf("report: got %+v, want a release", a.reported())
+		}
+		if r := judge(t, d.dir); r.Runs != 17 {
+			t.Errorf("got %d runs, want 17", r.Runs)
+		}
+	})
 }
 
 // Credentials are nowhere: not in words and not in reports.
