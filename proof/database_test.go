@@ -708,9 +708,10 @@ func TestDatabaseSecretsAreShownNowhere(t *testing.T) {
 	}
 }
 
-// The bar is 11 ms on a quiet machine, where flock(1) takes 1.8: what is limited is how often flock(1) could have run.
+// The bar is 11 ms on a quiet machine, in one run with true(1) and flock(1). A server that starts a process for each connection needs a
+// processor beside ours, and what else a machine does is no figure of ours: limited is how much more it is than a run on the file store.
 func TestARunOnADatabaseTakesMilliseconds(t *testing.T) {
-	const mostPostgres = 8.0
+	const mostToFile = 3.0
 	p, m := onPostgres(t, servers.PostgresOptions{Durable: true}), onMariaDB(t, servers.MariaDBOptions{Args: []string{"--innodb-flush-log-at-trx-commit=1"}})
 	b := servers.StartPgBouncer(t, p.server.(*servers.Postgres), 2)
 	subjects, err := figures.Usual(bin.underlease, t.TempDir())
@@ -723,9 +724,11 @@ func TestARunOnADatabaseTakesMilliseconds(t *testing.T) {
 			Name: s.name, Env: environ(), Args: []string{bin.underlease, "run", "--backend", s.url, "x", "--", subjects[0].Args[0]},
 		})
 	}
-	least(t, mostPostgres, func() float64 {
+	least(t, mostToFile, func() float64 {
 		quiet := starts(t, subjects, 120)
-		return float64(quiet[first].Median()) / float64(quiet[1].Median())
+		postgres, file, flock := quiet[first].Median(), quiet[first-1].Median(), quiet[1].Median()
+		t.Logf("%.2f times a run on the file store, %.1f times flock; %v of at most 11ms on a quiet machine", float64(postgres)/float64(file), float64(postgres)/float64(flock), postgres)
+		return float64(postgres) / float64(file)
 	})
 }
 
