@@ -80,7 +80,10 @@ func Run(t *testing.T, h Harness) {
 		{"WhatOnlyReadsMakesNothing", readsOnly},
 		{"WhatCannotBeShownHidesNothing", damaged},
 	} {
-		t.Run(c.name, func(t *testing.T) { c.test(t, h) })
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel() // each has its own server, and most wait most of the time
+			c.test(t, h)
+		})
 	}
 }
 
