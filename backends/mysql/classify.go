@@ -53,10 +53,14 @@ func (d *database) Classify(ctx context.Context, err error) error {
 	if errors.Is(err, errReadOnly) {
 		return d.readOnly(ctx)
 	}
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || isTimeout(err) || ctx.Err() != nil {
-		return backends.Unavailable(nil, "no answer from %s", d.address)
+	kind := backends.Unavailable
+	if _, ok := errors.AsType[*unconnected](err); ok {
+		kind = backends.Unreached
 	}
-	answer := backends.Unavailable(nil, "%s: %s", d.address, d.harmless(err.Error()))
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || isTimeout(err) || ctx.Err() != nil {
+		return kind(nil, "no answer from %s", d.address)
+	}
+	answer := kind(nil, "%s: %s", d.address, d.harmless(err.Error()))
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		hint := "the parameter ca names a file with the authority that signed the server's certificate"
 		if _, ok := errors.AsType[x509.HostnameError](err); ok {

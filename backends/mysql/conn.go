@@ -88,8 +88,13 @@ func (d *database) dial(ctx context.Context) (*conn, error) {
 		}
 		return c, nil
 	}
-	return nil, last
+	return nil, &unconnected{last}
 }
+
+// unconnected is why no connection came about over which anything could have been asked.
+type unconnected struct{ error }
+
+func (e *unconnected) Unwrap() error { return e.error }
 
 // rows runs a request that returns rows.
 func (c *conn) rows(ctx context.Context, sql string) (all [][][]byte, err error) {

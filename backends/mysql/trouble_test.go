@@ -51,12 +51,12 @@ func TestEachTroubleHasItsOwnWords(t *testing.T) {
 		"read only": {direct(lonely), backends.ErrUnavailable, "read-only: the server refuses writes", "replica"},
 		"two":       {"mysql://lease@" + replica.Addr() + "," + lonely.Addr() + "/lease", backends.ErrUnavailable, "read-only: the primary is " + m.Addr(), "mysql://host1,host2/database"},
 		"form":      {direct(other), backends.ErrBroken, "have another form", "schema apply"},
-		"dead":      {direct(dead), backends.ErrUnavailable, "connection refused", ""},
+		"dead":      {direct(dead), backends.ErrUnreached, "connection refused", ""},
 		"no room":   {"mysql://one@" + full.Addr() + "/lease", backends.ErrUnavailable, "max_user_connections", "max_connections"},
-		"tls":       {direct(other) + "?tls=true", backends.ErrUnavailable, "", ""},
-		"unknown":   {direct(encrypted) + "?tls=true", backends.ErrUnavailable, "certificate", "parameter ca"},
+		"tls":       {direct(other) + "?tls=true", backends.ErrUnreached, "", ""},
+		"unknown":   {direct(encrypted) + "?tls=true", backends.ErrUnreached, "certificate", "parameter ca"},
 		"no tls":    {direct(encrypted), backends.ErrDenied, "", "tls=true"},
-		"host":      {"mysql://lease@no.such.host.invalid/lease", backends.ErrUnavailable, "no such host", "host in the store's URL"},
+		"host":      {"mysql://lease@no.such.host.invalid/lease", backends.ErrUnreached, "no such host", "host in the store's URL"},
 	} {
 		s := opened(t, c.url)
 		_, err := Acquire(t, s, Request("l"))

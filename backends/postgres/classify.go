@@ -61,10 +61,14 @@ func (d *database) Classify(ctx context.Context, err error) error {
 	if e, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return d.said(ctx, e)
 	}
-	if pgconn.Timeout(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || isTimeout(err) {
-		return backends.Unavailable(nil, "no answer from %s", d.address)
+	kind := backends.Unavailable
+	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
+		kind = backends.Unreached
 	}
-	answer := backends.Unavailable(nil, "%s: %s", d.address, d.harmless(innermost(err)))
+	if pgconn.Timeout(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || isTimeout(err) {
+		return kind(nil, "no answer from %s", d.address)
+	}
+	answer := kind(nil, "%s: %s", d.address, d.harmless(innermost(err)))
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		hint := "the parameter sslrootcert names a file with the authority that signed the server's certificate"
 		if _, ok := errors.AsType[x509.HostnameError](err); ok {

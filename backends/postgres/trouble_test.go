@@ -52,11 +52,11 @@ func TestEachTroubleHasItsOwnWords(t *testing.T) {
 		"replica":   {direct(replica), backends.ErrUnavailable, "read-only: the", "postgres://host1,host2/database"},
 		"read only": {direct(readOnly), backends.ErrUnavailable, "read-only: the server refuses writes", "default_transaction_read_only"},
 		"form":      {direct(stopping), backends.ErrBroken, "have another form", "schema apply"},
-		"dead":      {direct(dead), backends.ErrUnavailable, "connection refused", ""},
-		"tls":       {direct(plain) + "?sslmode=require", backends.ErrUnavailable, "refused TLS", "sslmode"},
-		"unknown":   {direct(encrypted) + "?sslmode=verify-full", backends.ErrUnavailable, "certificate", "sslrootcert"},
+		"dead":      {direct(dead), backends.ErrUnreached, "connection refused", ""},
+		"tls":       {direct(plain) + "?sslmode=require", backends.ErrUnreached, "refused TLS", "sslmode"},
+		"unknown":   {direct(encrypted) + "?sslmode=verify-full", backends.ErrUnreached, "certificate", "sslrootcert"},
 		"no tls":    {direct(encrypted) + "?sslmode=disable", backends.ErrDenied, "refused user or password", "pg_hba"},
-		"host":      {"postgres://no.such.host.invalid/lease", backends.ErrUnavailable, "no such host", "host in the store's URL"},
+		"host":      {"postgres://no.such.host.invalid/lease", backends.ErrUnreached, "no such host", "host in the store's URL"},
 		"pooler":    {"postgres://lease@" + pooler.Addr() + "/nowhere", backends.ErrUnavailable, "does not exist", ""}, // it hides the server's code
 	} {
 		s := opened(t, c.url)
