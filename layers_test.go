@@ -57,6 +57,7 @@ var layers = map[string]layer{
 	"backends/backendtest/proxy":   {why: "what happens to connections has nothing to do with stores"},
 	"backends/backendtest/servers": {why: "what is tested is not its own witness: servers are asked without any client library"},
 	"backends/mem":                 {may: []string{"backends"}, why: "a store for tests needs no client library"},
+	"packaging/assets":             {why: "what a release has beside the program is made without it being linked"},
 	"proof":                        {why: "what is proved is looked at from outside"},
 	"proof/stamps":                 {may: []string{"golang.org/x/sys/unix"}, why: "the witness does not trust us: nothing of ours takes part"},
 	"proof/figures":                {may: []string{"proof/stamps"}, why: "what is measured is a program like any other"},

@@ -464,7 +464,7 @@ func (p *program) flagError(c *cobra.Command, err error) error {
 	case errors.As(err, &unknown):
 		var names []string
 		c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-		if near := all.Nearest(unknown.GetSpecifiedName(), names); near != "" && hint == "" {
+		if near := all.Nearest(unknown.GetSpecifiedName(), names); near != "" {
 			hint = "did you mean --" + near
 		}
 		return usagef(hint, "unknown flag --%s", unknown.GetSpecifiedName())

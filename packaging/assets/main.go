@@ -1,7 +1,9 @@
 // Command assets makes what a release has beside the program and the files of this tree: completions, man pages as they are
-// installed, and the licences of everything that is linked.
+// installed, the scripts of packages, and the licences of everything that is linked.
 //
-//	go run ./packaging/assets DIRECTORY
+//	go run ./packaging/assets DIRECTORY [SECONDS]
+//
+// SECONDS since 1970 are the time that every file gets: packages of Alpine have that of their scripts.
 //
 // It promises the same bytes for the same commit: nothing in them comes from the clock, the host or the network. Modules are those
 // of the module cache. A linked module without a licence, or with one that nobody here has looked at, ends it with an error.
@@ -20,25 +22,31 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 )
 
 // targets are the systems of .goreleaser.yaml: which modules are linked depends on them.
 var targets = []string{"linux/amd64", "linux/arm64", "linux/arm", "darwin/amd64", "darwin/arm64", "freebsd/amd64"}
 
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: go run ./packaging/assets DIRECTORY")
+	if len(os.Args) != 2 && len(os.Args) != 3 {
+		fmt.Fprintln(os.Stderr, "usage: go run ./packaging/assets DIRECTORY [SECONDS]")
 		os.Exit(64)
 	}
-	if err := makeAll(os.Args[1]); err != nil {
+	err := makeAll(os.Args[1])
+	if err == nil && len(os.Args) == 3 {
+		err = setTimes(os.Args[1], os.Args[2])
+	}
+	if err != nil {
 		fmt.Fprintf(os.Stderr, "assets: %v\n", err)
 		os.Exit(1)
 	}
 }
 
 func makeAll(dir string) error {
-	for _, sub := range []string{"man", "completions"} {
+	for _, sub := range []string{"man", "completions", "scripts"} {
 		if err := os.RemoveAll(filepath.Join(dir, sub)); err != nil {
 			return err
 		}
@@ -52,11 +60,38 @@ func makeAll(dir string) error {
 	if err := completions(filepath.Join(dir, "completions")); err != nil {
 		return err
 	}
+	scripts, err := filepath.Glob("packaging/package/*.sh")
+	if err != nil || len(scripts) == 0 {
+		return fmt.Errorf("%d scripts, %w", len(scripts), err)
+	}
+	for _, script := range scripts {
+		text, err := os.ReadFile(script)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, "scripts", filepath.Base(script)), text, 0o644); err != nil {
+			return err
+		}
+	}
 	text, err := licences()
 	if err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(dir, "THIRD-PARTY-LICENCES"), text, 0o644)
+}
+
+func setTimes(dir, seconds string) error {
+	n, err := strconv.ParseInt(seconds, 10, 64)
+	if err != nil {
+		return fmt.Errorf("%q is no number of seconds", seconds)
+	}
+	at := time.Unix(n, 0)
+	return filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		return os.Chtimes(path, at, at)
+	})
 }
 
 // manPages packs the pages. Debian and its like keep them so; without a name and a time the packed bytes are always the same.
