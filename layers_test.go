@@ -65,7 +65,6 @@ var layers = map[string]layer{
 	"proof/compare":                {may: []string{"proof/stamps"}, why: "what is compared are programs, and their commands are the witness"},
 	"proof/job":                    {may: []string{"proof/stamps"}, why: "it is a command like any other"},
 	"packaging":                    {why: "what is copied is run from outside, as its users run it"},
-	"packaging/assets":             {why: "it makes what a release has beside the program, and is no part of that"},
 	"backends/redis": {
 		may: []string{"backends", "github.com/redis/go-redis/v9", "github.com/redis/go-redis/v9/maintnotifications"},
 		why: "a store knows the contract and its own client library",
