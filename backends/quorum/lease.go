@@ -496,7 +496,10 @@ func (c *Client) finish(ctx context.Context, g backends.Grant, l *lease, e backe
 		}
 		there, err := l.of(g)
 		if err != nil {
-			return nil //nolint:nilerr // it has ended
+			if e.Outcome == backends.OutcomeNotStarted { // and its hold has not
+				return c.close(ctx, p, g.Slot, g.Term, stood(e))
+			}
+			return nil // it has ended
 		}
 		var t Txn
 		t.check(p.doc(), l.version)

@@ -196,6 +196,14 @@ func (l *lease) carrying(digest string) *slot {
 	return nil
 }
 
+// ofTerm returns the slot whose last holder had the grant, whether it is in force or not.
+func (l *lease) ofTerm(h Held) *slot {
+	if h.Term == 0 || h.Slot < 0 || h.Slot >= len(l.slots) || l.slots[h.Slot].Term != h.Term {
+		return nil
+	}
+	return &l.slots[h.Slot]
+}
+
 // force returns the slot of a grant, and why the grant is not in force.
 func (l *lease) force(h Held) (*slot, string) {
 	if h.Slot < 0 || h.Slot >= len(l.slots) {

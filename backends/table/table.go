@@ -382,6 +382,16 @@ func (c *Client) Release(ctx context.Context, g backends.Grant, e backends.End) 
 			}
 			return struct{}{}, err
 		})
+		if err == nil && drop {
+			err = c.change(ctx, h.Key, false, func(l *lease) error {
+				s := l.ofTerm(h)
+				if s == nil || s.Kept <= l.now {
+					return errNothing
+				}
+				s.Kept, l.wake = 0, true // the grant has ended, and its hold has not
+				return nil
+			})
+		}
 	} else {
 		err = c.change(ctx, h.Key, false, func(l *lease) error {
 			s, why := l.force(h)
