@@ -60,7 +60,7 @@ func openAt(u *url.URL, now func() time.Time) (*backends.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &driver{settings: s, address: s.address()}
+	d := newDriver(s)
 	return &backends.Store{
 		Backend: quorum.New(d, quorum.Options{Root: s.root, Now: now}),
 		Scheme:  s.scheme, Address: d.address, Identity: s.identity(),
