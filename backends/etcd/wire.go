@@ -72,7 +72,8 @@ func (w *wire) newLine() *line {
 	protocols.SetUnencryptedHTTP2(true)
 	l.transport = &http.Transport{
 		Protocols: &protocols, TLSClientConfig: w.tls, DisableCompression: true,
-		HTTP2: &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingLimit},
+		MaxConnsPerHost: 1, // all requests share one; without a limit each of those that begin at once would make its own
+		HTTP2:           &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingLimit},
 		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
 			d := net.Dialer{}
 			d.Timeout, _ = ctx.Value(dialLimit{}).(time.Duration)
@@ -389,9 +390,10 @@ func (w *wire) watch(ctx context.Context, request []byte, f func([]byte) (bool, 
 	if err != nil {
 		return err
 	}
-	// The request stays open: its end would be ours.
+	// The request stays open: its end would be ours. While it is, its context ends nothing, but an error where it is read does.
 	from, into := io.Pipe()
 	defer into.Close()
+	defer context.AfterFunc(ctx, func() { _ = into.CloseWithError(context.Canceled) })()
 	go func() { _, _ = into.Write(frame(request)) }() // it ends with the pipe
 	body, err := w.open(ctx, l, w.hosts[at], methodWatch, from, token, 1)
 	if err == nil {
