@@ -176,11 +176,10 @@ func (r *refusal) Error() string { return r.text }
 
 // Codes of gRPC.
 const (
-	codeCanceled        = 1
-	codeDeadline        = 4
-	codeUnimplemented   = 12
-	codeUnavailable     = 14
-	codeUnauthenticated = 16
+	codeCanceled      = 1
+	codeDeadline      = 4
+	codeUnimplemented = 12
+	codeUnavailable   = 14
 )
 
 // call sends a request, and returns the first message of the answer. Where a connection cannot be made, another member is asked; one
@@ -244,6 +243,9 @@ func (w *wire) each(ctx context.Context, method string, request []byte, token st
 		r, refused := errors.AsType[*refusal](err)
 		switch {
 		case refused && r.text != saysNoLeader:
+			if r.code == codeUnavailable || r.code == codeDeadline {
+				w.next(at) // another one may be better off
+			}
 			return nil, err
 		case refused, unconnected(err) && ctx.Err() == nil:
 			w.next(at)
@@ -408,7 +410,10 @@ func (w *wire) watch(ctx context.Context, request []byte, f func([]byte) (bool, 
 			}
 		}
 	}
-	if _, refused := errors.AsType[*refusal](err); !refused && ctx.Err() == nil {
+	switch _, refused := errors.AsType[*refusal](err); {
+	case refused:
+		w.next(at)
+	case ctx.Err() == nil:
 		w.leave(l, at)
 	}
 	return err
