@@ -277,7 +277,7 @@ func (w *wire) one(ctx context.Context, l *line, host, method string, request []
 	if err != nil {
 		return nil, err
 	}
-	defer body.Close()
+	defer body.end()
 	answer, err := body.message()
 	if err == nil {
 		_, err = body.message() // what became of it stands behind it
@@ -310,7 +310,7 @@ func (w *wire) open(ctx context.Context, l *line, host, method string, request i
 	if token != "" {
 		req.Header.Set("Token", token)
 	}
-	res, err := l.transport.RoundTrip(req)
+	res, err := l.transport.RoundTrip(req) //nolint:bodyclose // answers.end closes it
 	if err != nil {
 		return nil, err
 	}
@@ -347,6 +347,9 @@ type answers struct {
 	io.ReadCloser
 	trailer func() http.Header
 }
+
+// end gives up what was not read.
+func (a *answers) end() { _ = a.Close() }
 
 // largest bounds a message. Source: etcd takes and gives 1.5 MiB of a key, and a list is as large as what is in it.
 const largest = 256 << 20
@@ -394,12 +397,12 @@ func (w *wire) watch(ctx context.Context, request []byte, f func([]byte) (bool, 
 	}
 	// The request stays open: its end would be ours. While it is, its context ends nothing, but an error where it is read does.
 	from, into := io.Pipe()
-	defer into.Close()
+	defer func() { _ = into.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = into.CloseWithError(context.Canceled) })()
 	go func() { _, _ = into.Write(frame(request)) }() // it ends with the pipe
 	body, err := w.open(ctx, l, w.hosts[at], methodWatch, from, token, 1)
 	if err == nil {
-		defer body.Close()
+		defer body.end()
 		for {
 			var b []byte
 			if b, err = body.message(); err != nil {
