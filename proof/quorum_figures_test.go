@@ -11,9 +11,7 @@ import (
 
 // What a run of `true` may cost beside what the store's own tool costs, which starts no guardian.
 const (
-	// The bar is 0.75, and is not reached: of 12 ms the library of etcd takes two before main and two to connect, and the run of the same
-	// binary on a file takes more than half of what etcdctl lock takes.
-	mostToEtcdctl = 1.05
+	mostToEtcdctl = 0.75
 	mostToConsul  = 0.25
 )
 

@@ -51,10 +51,7 @@ func main() {
 	log.SetFlags(0)
 	log.SetPrefix("compare: ")
 	if len(os.Args) == 3 && os.Args[1] == "beat" {
-		if err := beat(os.Args[2]); err != nil {
-			log.Fatal(err)
-		}
-		return
+		log.Fatal(beat(os.Args[2]))
 	}
 	var c comparison
 	flag.StringVar(&c.etcd, "etcd", "", "the `program` etcd")
@@ -71,7 +68,7 @@ func main() {
 	}
 }
 
-// beat writes the time into a file until it is stopped.
+// beat writes the time into a file until it is stopped, or cannot.
 func beat(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
