@@ -260,14 +260,7 @@ func TestInAnEmptyRootItWorksOrSaysWhatItNeeds(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			root, err := os.MkdirTemp("", "underlease-root-")
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer os.RemoveAll(root)
-			if err := os.Chmod(root, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			root := t.TempDir()
 			install(t, root)
 			state := filepath.Join(root, "state")
 			if err := errors.Join(os.Mkdir(state, 0o700), os.Chown(state, 1000, 1000), os.Mkdir(filepath.Join(root, "proc"), 0o555)); err != nil {

@@ -102,7 +102,7 @@ func (m manPage) heads(macro string) (all []string) {
 // argumentsOf returns the words of a macro on a line. Those after a comma belong to it too.
 func argumentsOf(macro, line string) (all []string) {
 	now := ""
-	for _, w := range strings.Fields(line) {
+	for w := range strings.FieldsSeq(line) {
 		switch {
 		case regexp.MustCompile(`^[A-Z][a-z]$`).MatchString(w):
 			now = w

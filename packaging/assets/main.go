@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,17 +32,17 @@ import (
 var targets = []string{"linux/amd64", "linux/arm64", "linux/arm", "darwin/amd64", "darwin/arm64", "freebsd/amd64"}
 
 func main() {
+	log.SetFlags(0)
+	log.SetPrefix("assets: ")
 	if len(os.Args) != 2 && len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: go run ./packaging/assets DIRECTORY [SECONDS]")
-		os.Exit(64)
+		log.Fatal("usage: go run ./packaging/assets DIRECTORY [SECONDS]")
 	}
 	err := makeAll(os.Args[1])
 	if err == nil && len(os.Args) == 3 {
 		err = setTimes(os.Args[1], os.Args[2])
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "assets: %v\n", err)
-		os.Exit(1)
+		log.Fatal(err)
 	}
 }
 
