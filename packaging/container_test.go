@@ -154,7 +154,7 @@ func scratch(t *testing.T, i image, built string) (dir string) {
 func container(root, user string, args ...string) *exec.Cmd {
 	const enter = `root=$1 user=$2; shift 2
 mount --bind "$root" "$root" && mount -o remount,ro,bind "$root" && mount -t proc proc "$root/proc" && cd "$root" &&
-exec env -i "$(PATH=$PATH:/usr/sbin:/sbin command -v chroot)" --userspec="$user" --groups= "$root" "$@"`
+exec env -i PATH=/bin "$(PATH=$PATH:/usr/sbin:/sbin command -v chroot)" --userspec="$user" --groups= "$root" "$@"`
 	c := exec.Command("unshare", append([]string{
 		"--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--propagation", "private", "sh", "-c", enter, "sh", root, user,
 	}, args...)...)
