@@ -363,7 +363,7 @@ func TestTheImageOfAJob(t *testing.T) {
 		if args != "" {
 			command = strings.Fields(args)
 		}
-		c := exec.CommandContext(t.Context(), "env", append(append([]string{"-i", "PATH=" + dir + "/bin:" + filepath.Dir(underlease) + ":/usr/bin:/bin", "HOME=" + dir}, i.entrypoint...), command...)...)
+		c := exec.CommandContext(t.Context(), "env", append(append([]string{"-i", "PATH=" + dir + "/bin:" + filepath.Dir(underlease) + ":/usr/bin:/bin", "UNDERLEASE_BACKEND=file://" + dir + "/store"}, i.entrypoint...), command...)...)
 		if out, err := c.CombinedOutput(); err != nil || string(out) != want {
 			t.Errorf("%q: got %v and %q, want %q", args, err, out, want)
 		}
