@@ -154,7 +154,7 @@ func scratch(t *testing.T, i image, built string) (dir string) {
 func container(root, user string, args ...string) *exec.Cmd {
 	const enter = `root=$1 user=$2; shift 2
 mount --bind "$root" "$root" && mount -o remount,ro,bind "$root" && mount -t proc proc "$root/proc" && cd "$root" &&
-exec env -i "$(PATH=$PATH:/usr/sbin:/sbin command -v chroot)" --userspec="$user" --groups= "$root" "$@"`
+exec env -i PATH=/bin "$(PATH=$PATH:/usr/sbin:/sbin command -v chroot)" --userspec="$user" --groups= "$root" "$@"`
 	c := exec.Command("unshare", append([]string{
 		"--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--propagation", "private", "sh", "-c", enter, "sh", root, user,
 	}, args...)...)
@@ -363,7 +363,7 @@ func TestTheImageOfAJob(t *testing.T) {
 		if args != "" {
 			command = strings.Fields(args)
 		}
-		c := exec.CommandContext(t.Context(), "env", append(append([]string{"-i", "PATH=" + dir + "/bin:" + filepath.Dir(underlease) + ":/usr/bin:/bin", "HOME=" + dir}, i.entrypoint...), command...)...)
+		c := exec.CommandContext(t.Context(), "env", append(append([]string{"-i", "PATH=" + dir + "/bin:" + filepath.Dir(underlease) + ":/usr/bin:/bin", "UNDERLEASE_BACKEND=file://" + dir + "/store"}, i.entrypoint...), command...)...)
 		if out, err := c.CombinedOutput(); err != nil || string(out) != want {
 			t.Errorf("%q: got %v and %q, want %q", args, err, out, want)
 		}

@@ -33,11 +33,14 @@ func stage(t *testing.T, files map[string]string) (dir string) {
 	return dir
 }
 
-// script prepares a command line in a directory with its bin in PATH.
+// script prepares a command line in a directory with its bin in PATH and, unless env has another, a store of its own.
 func script(dir, line string, env ...string) *exec.Cmd {
 	c := exec.Command("sh", "-c", line)
 	c.Dir = dir
 	c.Env = append([]string{"PATH=" + dir + "/bin:" + filepath.Dir(underlease) + ":/usr/bin:/bin", "HOME=" + dir}, env...)
+	if !slices.ContainsFunc(env, func(e string) bool { return strings.HasPrefix(e, "UNDERLEASE_BACKEND") }) {
+		c.Env = append(c.Env, "UNDERLEASE_BACKEND=file://"+dir+"/store")
+	}
 	return c
 }
 
