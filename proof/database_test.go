@@ -711,7 +711,7 @@ func TestDatabaseSecretsAreShownNowhere(t *testing.T) {
 // The bar is 11 ms on a quiet machine, in one run with true(1) and flock(1). A server that starts a process for each connection needs a
 // processor beside ours, and what else a machine does is no figure of ours: limited is how much more it is than a run on the file store.
 func TestARunOnADatabaseTakesMilliseconds(t *testing.T) {
-	const mostToFile = 3.0
+	const mostToFile = 4.0
 	p, m := onPostgres(t, servers.PostgresOptions{Durable: true}), onMariaDB(t, servers.MariaDBOptions{Args: []string{"--innodb-flush-log-at-trx-commit=1"}})
 	b := servers.StartPgBouncer(t, p.server.(*servers.Postgres), 2)
 	subjects, err := figures.Usual(bin.underlease, t.TempDir())
