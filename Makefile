@@ -20,8 +20,6 @@ CMD         := github.com/underlease/underlease/cmd
 GOARCH      ?= $(shell $(GO) env GOARCH)
 GOOS        ?= $(shell $(GO) env GOOS)
 ENTRY       := $(if $(filter linux/amd64 linux/arm64,$(GOOS)/$(GOARCH)),-E ulentry)
-# The client of etcd, without the pages on which gRPC would show its requests: 10 MB and a millisecond.
-TAGS        := grpcnotrace
 LDFLAGS     := -s -w $(ENTRY) $(if $(VERSION),-X $(CMD).version=$(VERSION) -X $(CMD).commit=$(COMMIT))
 
 # The systems that are compiled for. Nothing of them runs here but Linux on amd64.
@@ -30,11 +28,11 @@ CROSS := linux/arm64 linux/arm darwin/amd64 darwin/arm64 freebsd/amd64 freebsd/a
 .PHONY: build test lint cross bench install clean
 
 build:
-	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/underlease .
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/underlease .
 
 # The trees and the proofs measure, so that nothing may run beside them.
 test:
-	$(GO) test -tags $(TAGS) $(TESTFLAGS) $$($(GO) list ./... | grep -vE '/(proof|signals)$$')
+	$(GO) test $(TESTFLAGS) $$($(GO) list ./... | grep -vE '/(proof|signals)$$')
 	$(GO) test $(TESTFLAGS) ./signals
 	$(GO) test -timeout=20m $(TESTFLAGS) ./proof
 	CGO_ENABLED=0 $(GO) test $(TESTFLAGS) -ldflags='-E ulentry' ./signals # the tree once more, with the entry of releases
@@ -43,14 +41,14 @@ test:
 lint:
 	@files=$$(git ls-files -z '*.go' | xargs -0r gofmt -l); \
 	if [ -n "$$files" ]; then echo "not formatted:"; echo "$$files"; exit 1; fi
-	$(GO) vet -tags $(TAGS) ./...
-	$(GOLANGCI) run --build-tags $(TAGS)
+	$(GO) vet ./...
+	$(GOLANGCI) run
 
 cross:
 	@set -e; for t in $(CROSS); do \
 		echo "$$t"; \
-		GOOS=$${t%/*} GOARCH=$${t#*/} CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) ./...; \
-		GOOS=$${t%/*} GOARCH=$${t#*/} CGO_ENABLED=0 $(GO) vet -trimpath -tags $(TAGS) ./...; \
+		GOOS=$${t%/*} GOARCH=$${t#*/} CGO_ENABLED=0 $(GO) build -trimpath ./...; \
+		GOOS=$${t%/*} GOARCH=$${t#*/} CGO_ENABLED=0 $(GO) vet -trimpath ./...; \
 	done
 	GOOS=windows GOARCH=amd64 $(GO) build -o /dev/null . # a program that refuses with one sentence
 	$(GO) vet -tags portable ./signals # the guardian of the other systems, whose logic is tested here

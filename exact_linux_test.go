@@ -28,7 +28,7 @@ var exact = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(filepath.Dir(beside), "exact")
-	cmd := exec.Command("go", "build", "-tags", "grpcnotrace", "-ldflags", "-s -w -E ulentry", "-o", path, dir)
+	cmd := exec.Command("go", "build", "-ldflags", "-s -w -E ulentry", "-o", path, dir)
 	cmd.Env = append(cmd.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", &exec.Error{Name: string(out), Err: err}

@@ -30,7 +30,7 @@ var released = sync.OnceValues(func() ([]byte, error) {
 	if runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64" {
 		flags += " -E ulentry"
 	}
-	c := exec.Command("go", "build", "-trimpath", "-tags=grpcnotrace", "-ldflags", flags, "-o", filepath.Join(dir, "underlease"), ".")
+	c := exec.Command("go", "build", "-trimpath", "-ldflags", flags, "-o", filepath.Join(dir, "underlease"), ".")
 	c.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := c.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("go build: %w\n%s", err, out)

@@ -200,7 +200,7 @@ type Record struct {
 
 	Value   []byte
 	Version int64         // positive; grows with every write of this key
-	Age     time.Duration // since it was written, by the store's clock; negative ages are reported as zero
+	Age     time.Duration // since it was written, by the store's clock; below zero where that was set back since; never so in a store without a clock
 }
 
 // Put is a write of one record of a lease.
@@ -236,7 +236,8 @@ type Records interface {
 // the store's queue while the call lasts.
 type Waiter interface {
 	// WaitFree returns nil when the lease may have become free for req, and the context's error when that ends first.
-	// It may return too early or too late: the caller tries to acquire either way, and keeps polling.
+	// It may return too early: the caller tries to acquire either way. It looks by itself now and then, within a few seconds, so that
+	// nothing that it was not told keeps it waiting.
 	WaitFree(ctx context.Context, req Request) error
 }
 

@@ -1037,7 +1037,7 @@ func TestConfigSaysWhereEachSettingCameFrom(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{
-		"backend":     "mem://u:xxxxx@h/db?token=xxxxx&a=b UNDERLEASE_BACKEND",
+		"backend":     "mem://u:xxxxx@h/db?token=xxxxx&a=xxxxx UNDERLEASE_BACKEND",
 		"wait":        "5s " + w.systemFile + ":1",
 		"busy-exit":   "0 " + w.systemFile + ":4 (leases: n)",
 		"ttl":         "40s " + w.systemFile + ":5 (leases: n)",
@@ -1088,14 +1088,15 @@ func TestEverySettingIsReadBackAsItIsWritten(t *testing.T) {
 
 func TestNoSecretOfAURLIsShown(t *testing.T) {
 	for raw, want := range map[string]string{
-		"file:":                             "file:",
-		"file:///a?network=1":               "file:///a?network=1",
-		"redis://:pw@h:1/0":                 "redis://:xxxxx@h:1/0",
-		"redis://u:pw@h":                    "redis://u:xxxxx@h",
-		"x://h?password=pw&PassWord=pw&b=1": "x://h?password=xxxxx&PassWord=xxxxx&b=1",
-		"x://h?pass%77ord=pw":               "x://h?pass%77ord=xxxxx",
-		"x:u:pw@h":                          "x:xxxxx@h",
-		"x://h:port":                        masked,
+		"file:":                              "file:",
+		"file:///a?network=1":                "file:///a?network=1",
+		"redis://:pw@h:1/0":                  "redis://:xxxxx@h:1/0",
+		"redis://u:pw@h":                     "redis://u:xxxxx@h",
+		"x://h?password=pw&PassWord=pw&db=1": "x://h?password=xxxxx&PassWord=xxxxx&db=1",
+		"x://h?pasword=misspelt":             "x://h?pasword=xxxxx",
+		"x://h?pass%77ord=pw":                "x://h?pass%77ord=xxxxx",
+		"x:u:pw@h":                           "x:xxxxx@h",
+		"x://h:port":                         masked,
 	} {
 		if got := mask(raw); got != want {
 			t.Errorf("%s: got %s, want %s", raw, got, want)

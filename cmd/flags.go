@@ -358,7 +358,13 @@ func schemeOf(raw string, schemes map[string]backends.Scheme) string {
 
 const masked = "xxxxx"
 
-// mask writes a store's URL without its secrets: the password, and the values of query parameters that are named like one.
+// shownParameters are those of stores whose values may be shown. Any other may be a secret, or one whose name was misspelt.
+var shownParameters = []string{
+	"ca", "cert", "connect_timeout", "datacenter", "db", "network", "partition", "replicas", "schema", "server-name", "session-ttl-min", "socket",
+	"sslmode", "sslrootcert", "sslcert", "table", "target_session_attrs", "tls",
+}
+
+// mask writes a store's URL without what may be secret: the password, and the values of parameters that are not known to be harmless.
 func mask(raw string) string {
 	u, err := backends.ParseURL(raw)
 	if err != nil {
@@ -370,20 +376,10 @@ func mask(raw string) string {
 	pairs := strings.Split(u.RawQuery, "&")
 	for i, p := range pairs {
 		key, _, found := strings.Cut(p, "=")
-		if plain, err := url.QueryUnescape(key); found && (err != nil || secretName(plain)) {
+		if plain, err := url.QueryUnescape(key); found && (err != nil || !slices.Contains(shownParameters, plain)) {
 			pairs[i] = key + "=" + masked
 		}
 	}
 	u.RawQuery = strings.Join(pairs, "&")
 	return u.Redacted()
-}
-
-func secretName(key string) bool {
-	key = strings.ToLower(key)
-	for _, part := range []string{"pass", "pwd", "token", "secret", "key", "auth", "credential"} {
-		if strings.Contains(key, part) {
-			return true
-		}
-	}
-	return false
 }

@@ -60,6 +60,18 @@ func (p *program) addFlags(c *cobra.Command, except []string) {
 	completeWords(c)
 }
 
+// leaveToRuns takes back what the environment or the top of a file says for runs and a gate has no use for. What stands in the gate's own section
+// was meant for it.
+func (p *program) leaveToRuns(w where) {
+	for _, name := range runFlags {
+		if from := w.origins[name]; from.Source != sourceSection && from.Source != sourceDefault {
+			f := p.flags.Lookup(name)
+			_ = f.Value.Set(f.DefValue) // it has been read before
+			w.origins[name] = origin{Source: sourceDefault, Key: name}
+		}
+	}
+}
+
 // once is what the settings say about successes that there were already.
 func (p *program) once() runner.Once {
 	return runner.Once{Ever: p.gate, Per: p.s.oncePer, Interval: p.s.minInterval}

@@ -49,11 +49,18 @@ func TestAGateIsARunOnceForAll(t *testing.T) {
 	}
 	for _, setting := range []string{"slots: 2", "once-per: 1h", "min-interval: 1h", "if-unavailable: run"} {
 		w := newWorld(t)
-		w.file(setting + "\n")
+		w.file("leases:\n  n: {" + setting + "}\n")
 		if code, _, errs := w.do("gate", "n", "--", "true"); code != runner.ExitSettings || !strings.Contains(errs, "hint: ") {
 			t.Errorf("%s: got %d and %q, want 78 and what to do", setting, code, errs)
 		}
 		w.untouched()
+	}
+	// What is said for all runs of a host is not meant for its gates.
+	w = newWorld(t)
+	w.file("slots: 2\nonce-per: 1h\n")
+	w.setenv("UNDERLEASE_MIN_INTERVAL=1h")
+	if code, _, errs := w.do("gate", "n", "--", "true"); code != 0 || errs != "" || w.spec().Slots != 1 || w.spec().Once != (runner.Once{Ever: true}) {
+		t.Errorf("got %d, %q and %+v, want a gate with one slot", code, errs, w.spec())
 	}
 }
 

@@ -75,6 +75,9 @@ func (p *program) loadSettings() (where, error) {
 	if err != nil {
 		return w, err
 	}
+	if p.gate {
+		p.leaveToRuns(w)
+	}
 	if err := p.s.settle(&w, p.flags); err != nil {
 		return w, err
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -632,6 +633,45 @@ func TestDatabaseConnectionsThatDoNotLast(t *testing.T) {
 	}
 }
 
+// C68: sixteen processes make the tables at once, of a database that has none, and again while a lease is held.
+func TestDatabaseSixteenMakeTheTables(t *testing.T) {
+	databases(t, func(t *testing.T, d *database) {
+		var all []*live
+		for range 16 {
+			all = append(all, d.run(d.straight(), []string{"--wait", "60s"}, d.job(0)))
+		}
+		for _, l := range all {
+			l.wants(0, "ok", "")
+		}
+		a := d.run(d.straight(), nil, d.job(time.Minute))
+		a.begins()
+		before := d.holder()
+		d.server.Do("DROP TABLE underlease_fences; DROP TABLE underlease_marks; DROP TABLE underlease_schema")
+		var wg sync.WaitGroup
+		for range 16 {
+			wg.Go(func() {
+				c := exec.Command(bin.underlease, "schema", "apply", "--backend", d.straight())
+				c.Env = environ()
+				if out, err := c.CombinedOutput(); err != nil {
+					t.Errorf("schema apply: got %v and %q, want 0", err, out)
+				}
+			})
+		}
+		wg.Wait()
+		if after := d.holder(); after != before || after == "" {
+			t.Errorf("holder and term: got %q, want %q as before", after, before)
+		}
+		d.renewed()
+		a.signal(syscall.SIGTERM)
+		if a.ends(); !a.reported().Released {
+			t.Errorf("report: got %+v, want a release", a.reported())
+		}
+		if r := judge(t, d.dir); r.Runs != 17 {
+			t.Errorf("got %d runs, want 17", r.Runs)
+		}
+	})
+}
+
 // Credentials are nowhere: not in words and not in reports.
 func TestDatabaseSecretsAreShownNowhere(t *testing.T) {
 	t.Parallel()
@@ -668,9 +708,10 @@ func TestDatabaseSecretsAreShownNowhere(t *testing.T) {
 	}
 }
 
-// The bar is 11 ms on a quiet machine, where flock(1) takes 1.8: what is limited is how often flock(1) could have run.
+// The bar is 11 ms on a quiet machine, in one run with true(1) and flock(1). A server that starts a process for each connection needs a
+// processor beside ours, and what else a machine does is no figure of ours: limited is how much more it is than a run on the file store.
 func TestARunOnADatabaseTakesMilliseconds(t *testing.T) {
-	const mostPostgres = 8.0
+	const mostToFile = 3.0
 	p, m := onPostgres(t, servers.PostgresOptions{Durable: true}), onMariaDB(t, servers.MariaDBOptions{Args: []string{"--innodb-flush-log-at-trx-commit=1"}})
 	b := servers.StartPgBouncer(t, p.server.(*servers.Postgres), 2)
 	subjects, err := figures.Usual(bin.underlease, t.TempDir())
@@ -683,9 +724,11 @@ func TestARunOnADatabaseTakesMilliseconds(t *testing.T) {
 			Name: s.name, Env: environ(), Args: []string{bin.underlease, "run", "--backend", s.url, "x", "--", subjects[0].Args[0]},
 		})
 	}
-	least(t, mostPostgres, func() float64 {
+	least(t, mostToFile, func() float64 {
 		quiet := starts(t, subjects, 120)
-		return float64(quiet[first].Median()) / float64(quiet[1].Median())
+		postgres, file, flock := quiet[first].Median(), quiet[first-1].Median(), quiet[1].Median()
+		t.Logf("%.2f times a run on the file store, %.1f times flock; %v of at most 11ms on a quiet machine", float64(postgres)/float64(file), float64(postgres)/float64(flock), postgres)
+		return float64(postgres) / float64(file)
 	})
 }
 

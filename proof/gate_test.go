@@ -329,6 +329,37 @@ func TestTheSlotIsThatOfTheStoresClock(t *testing.T) { // C63
 	}
 }
 
+// A store's clock that was set back delays the next run by one interval at most, and never until it has caught up.
+func TestAClockThatWasSetBackDelaysByOneInterval(t *testing.T) {
+	r := servers.StartRedis(t, servers.RedisOptions{Clock: true})
+	url := "redis://" + r.Addr()
+	start := func(flag, value, name string) (exit int) {
+		exit, _ = launch(t, url, 0, "run", flag, value, name, "--", "true").end()
+		return exit
+	}
+	r.SetClock(365 * 24 * time.Hour)
+	for _, name := range []string{"daily", "often"} {
+		flag, value := "--min-interval", "2s"
+		if name == "daily" {
+			flag, value = "--once-per", "1d"
+		}
+		if exit := start(flag, value, name); exit != 0 {
+			t.Fatalf("%s: got %d, want 0", name, exit)
+		}
+	}
+	r.SetClock(0)
+	if exit := start("--once-per", "1d", "daily"); exit != 0 {
+		t.Errorf("got %d in another slot, want 0", exit)
+	}
+	begun := time.Now()
+	if exit := start("--min-interval", "2s", "often"); exit != 75 {
+		t.Errorf("got %d, want 75: it cannot be known that it is due", exit)
+	}
+	if !within(30*time.Second, func() bool { return start("--min-interval", "2s", "often") == 0 }) {
+		t.Errorf("it is not due %v later, with an interval of 2s", time.Since(begun))
+	}
+}
+
 // An idempotency key is the same for all runs of a slot, whoever makes them and wherever they are.
 func TestTheRunIDOfASlotIsItsBeginInUTC(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, url string) {

@@ -46,7 +46,7 @@ func run(m *testing.M) int {
 	defer os.RemoveAll(dir)
 	bin.underlease, bin.job = filepath.Join(dir, "underlease"), filepath.Join(dir, "job")
 	for out, pkg := range map[string]string{bin.underlease: "..", bin.job: "./job"} {
-		c := exec.Command("go", "build", "-trimpath", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", out, pkg)
+		c := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", out, pkg)
 		c.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if text, err := c.CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "go build %s: %v\n%s", pkg, err, text)

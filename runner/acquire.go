@@ -18,6 +18,10 @@ const (
 	firstPoll   = 100 * time.Millisecond
 	longestPoll = time.Second
 
+	// longestHint is how long a wait lasts for a store that tells when the lease may be free. It looks by itself in between, with less than an
+	// acquisition costs.
+	longestHint = 30 * time.Second
+
 	// How long after a notification the lease may still be busy: the kernel tells of a close just before it unlocks.
 	afterHint = time.Millisecond
 )
@@ -81,7 +85,7 @@ func (r *run) acquire(ctx context.Context, handle string) (held, *Result) {
 			}
 			res := r.failure(OutcomeUnavailable, ExitUnavailable, err)
 			if !settled && res.Hint == "" && r.spec.TTL > 0 {
-				res.Hint = fmt.Sprintf("if the store has granted the lease without our knowing, it is free after %s", Short(r.spec.TTL))
+				res.Hint = fmt.Sprintf("if the store has granted the lease without our knowing, it is free after %s", Short(max(r.spec.TTL, r.spec.MinHold)))
 			}
 			return held{}, res
 		}
@@ -131,26 +135,65 @@ func (r *run) attemptLimit(failures int) time.Duration {
 	return min(limit, max(r.left(), least))
 }
 
-// waitFree waits until the lease may be free, for at most one poll. It reports whether the store said so.
+// waitFree waits until the lease may be free: for at most one poll, or for as long as the store promises to tell. It reports whether it did.
 func (r *run) waitFree(ctx context.Context, req backends.Request, busy *backends.BusyError, poll time.Duration) bool {
 	// A hold and a store's own expiry end by themselves, at an instant that is known.
-	limit := longestPoll
-	if busy.Left > 0 && busy.Left < longestPoll {
-		poll = min(poll, busy.Left+afterHint)
+	limit := longestHint
+	if r.spec.Once.asked() {
+		limit = longestPoll // a success is written down before the lease is free, and is enough
+	}
+	if busy.Left > 0 && busy.Left < limit {
 		limit = busy.Left + afterHint
+		poll = min(poll, limit)
 	}
 	w, ok := r.store.Backend.(backends.Waiter)
 	if !ok {
 		r.pause(ctx, min(jitter(poll), r.left()))
 		return false
 	}
-	_, err := call(ctx, r.store.Address, min(limit, max(r.left(), afterHint)), func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, w.WaitFree(ctx, req)
+	err := r.telling(busy, func() error {
+		_, err := call(ctx, r.store.Address, min(limit, max(r.left(), afterHint)), func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, w.WaitFree(ctx, req)
+		})
+		return err
 	})
 	if err != nil && ctx.Err() == nil && !isNoAnswer(err) && !errors.Is(err, context.DeadlineExceeded) {
 		r.pause(ctx, min(jitter(poll), r.left())) // a hint that fails at once must not make us spin
 	}
 	return err == nil
+}
+
+// telling runs a wait, and says meanwhile how long it has lasted.
+func (r *run) telling(busy *backends.BusyError, wait func() error) error {
+	if r.Waiting == nil || r.spec.Wait == 0 {
+		return wait()
+	}
+	type answer struct {
+		err error
+		bug *Bug
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		var a answer
+		defer func() {
+			a.bug = bugOf(recover())
+			answers <- a
+		}()
+		a.err = wait()
+	}()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case a := <-answers:
+			if a.bug != nil {
+				panic(a.bug)
+			}
+			return a.err
+		case <-tick.C:
+			r.Waiting(Waiting{Lease: r.display(), Busy: busy, Waited: r.since(r.begun), Left: r.left()})
+		}
+	}
 }
 
 // abandon gives back whatever carries our handle, in case an attempt was granted without our knowing. It reports whether

@@ -67,7 +67,13 @@ func environ(inherited []string, g backends.Grant, identity, socket string) []st
 }
 
 func runID(g backends.Grant) string {
-	return backends.Display(g.Namespace, g.Lease) + "/" + g.Term.String()
+	return idOf(g) + "/" + g.Term.String()
+}
+
+// idOf names a lease in a run's id, another one for every lease: a slash within a name is %2F there.
+func idOf(g backends.Grant) string {
+	inner := strings.NewReplacer("%", "%25", "/", "%2F")
+	return backends.Display(inner.Replace(g.Namespace), inner.Replace(g.Lease))
 }
 
 // Previous says in one word how the last holder ended: none, ok, failed or unknown.

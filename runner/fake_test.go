@@ -135,6 +135,8 @@ func (t *tree) Publish(d signals.Deadlines) {
 	t.deadlines = d
 }
 
+func (t *tree) Tend() {}
+
 func (t *tree) Forward(sig syscall.Signal) {
 	t.mu.Lock()
 	t.forwarded = append(t.forwarded, sig)

@@ -316,6 +316,7 @@ func (k *keeper) answered(a answer) tenure.Orders {
 			k.Log.Warn("lease renewed again", "grant", k.grant, "failed", k.failed, "valid_for", k.validFor())
 		}
 		k.lastErr, k.failed = nil, 0
+		k.tree.Tend()
 		k.Log.Debug("lease renewed", "grant", k.grant, "attempt", a.attempt, "took", a.took, "valid_for", k.validFor())
 		if first {
 			orders |= k.asked()

@@ -182,7 +182,7 @@ func (m Markers) Get(ctx context.Context, namespace, id string) (MarkerRecord, e
 		return MarkerRecord{}, err
 	}
 	marker, err := decodeMarker(rec)
-	return MarkerRecord{Marker: marker, Namespace: namespace, ID: id, Age: rec.Age}, err
+	return MarkerRecord{Marker: marker, Namespace: namespace, ID: id, Age: max(0, rec.Age)}, err
 }
 
 // List returns the markers of a namespace, ordered by name. Those that cannot be read are left out, and the first reason is returned with

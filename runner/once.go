@@ -14,8 +14,8 @@ import (
 // Once says that a command is not to run again where it has succeeded. The zero value asks for nothing, and then no record is read or
 // written.
 //
-// A success is an exit with 0, also after a signal from outside that the command has drained. It is written down while the lease is
-// held, before the release: whoever gets the lease next sees it.
+// A success is an exit with 0 that no signal from outside has come before: many commands also exit with 0 when they were asked to stop in
+// the middle. It is written down while the lease is held, before the release: whoever gets the lease next sees it.
 type Once struct {
 	Ever     bool          // once for all: a marker, or [Platform.Applied]
 	Per      time.Duration // once per slot of this length of the UTC clock of the store; zero: not asked for
@@ -44,8 +44,9 @@ const recordFor = time.Minute
 // lookup is what is known of earlier successes.
 type lookup struct {
 	done    *Done
-	version int64 // of the record; zero without one
-	runs    []Ran // in the record
+	version int64  // of the record; zero without one
+	runs    []Ran  // in the record
+	ahead   []byte // the record, where it was written by a clock that was set back since
 }
 
 // look asks for earlier successes once. Now is the store's clock, or zero where it is not known exactly: then only what is certain counts.
@@ -75,15 +76,32 @@ func (r *run) look(ctx context.Context, now time.Time) (lookup, error) {
 	if once.Ever {
 		m, err := decodeMarker(rec)
 		if err == nil {
-			found.done = &Done{Ran: m.Ran, By: m.By, Ago: m.ago(rec.Age), Left: Forever}
+			found.done = &Done{Ran: m.Ran, By: m.By, Ago: m.ago(max(0, rec.Age)), Left: Forever}
 		}
 		return found, err
 	}
 	if found.runs, err = decodeSuccess(rec); err != nil {
 		return lookup{}, err
 	}
+	if rec.Age < 0 {
+		if now.IsZero() {
+			return found, nil // how long ago it was is not known: whoever has the lease decides
+		}
+		rec.Age, found.ahead = 0, rec.Value
+	}
 	found.done = once.due(found.runs, rec.Age, now, r.spec)
 	return found, nil
+}
+
+// restamp makes a record count from now whose clock was set back: a step back delays the next run by one interval, and not until the clock
+// has caught up.
+func (r *run) restamp(ctx context.Context, g backends.Grant, found lookup) {
+	_, err := call(ctx, r.store.Address, r.spec.CallLimit(), func(ctx context.Context) (int64, error) {
+		return r.store.Records().Put(ctx, g.Namespace, g.Lease, backends.Put{Key: successKey, Version: found.version, Value: found.ahead}, &g)
+	})
+	if err != nil {
+		r.Log.Info("success not dated anew", "err", err)
+	}
 }
 
 // due returns the run that makes another one needless, or nil. Age is that of the record that the newest run wrote.
@@ -217,6 +235,9 @@ func (r *run) inside(ctx context.Context, got held) (_ held, res *Result, again 
 			return err
 		}
 		if found.done != nil {
+			if found.ahead != nil {
+				r.restamp(ctx, got.Grant, found)
+			}
 			res = r.needless(found.done)
 			return nil
 		}
@@ -403,6 +424,10 @@ func (k *keeper) record(ctx context.Context, res *Result) (validUntil signals.In
 	if res.ExitCode != 0 || res.Signal != 0 || !k.spec.Once.asked() {
 		return validUntil
 	}
+	if res.Outcome == OutcomeStopped {
+		k.doubt(res)
+		return validUntil
+	}
 	if k.spec.Once.Ever && k.Applied != nil {
 		res.recorded = true // by the command itself, where the check looks
 		return validUntil
@@ -531,10 +556,29 @@ func (w *recorder) renew(ctx context.Context) {
 func (w *recorder) give(err error) {
 	w.res.Outcome, w.res.ExitCode = OutcomeUnrecorded, ExitLost
 	w.res.Reason = fmt.Sprintf("done, but not recorded: the command of %q ended with 0, and its success could not be written down: %v", w.display(), err)
-	w.res.Hint = "it will run again"
-	if w.spec.Once.Ever {
-		w.res.Hint = fmt.Sprintf("it will run again unless the marker is set: underlease marker set %s", shellWord(w.spec.Lease))
+	w.res.Hint = w.again()
+}
+
+// doubt leaves the success of a command unrecorded that was asked to stop: it may be that of giving up in good order.
+func (k *keeper) doubt(res *Result) {
+	res.Outcome, res.ExitCode = OutcomeUnrecorded, ExitLost
+	res.Reason = fmt.Sprintf("not recorded: the command of %q ended with 0 after a signal to stop: whether its work is done is not known", k.display())
+	res.Hint = k.again()
+}
+
+// again says what becomes of work that is done and not recorded.
+func (k *keeper) again() string {
+	switch {
+	case k.spec.Once.Ever && k.Applied != nil:
+		return "the next start asks the check of --applied-if"
+	case k.spec.Once.Ever:
+		words := "underlease marker set "
+		if k.spec.Namespace != "" {
+			words += "--namespace " + shellWord(k.spec.Namespace) + " "
+		}
+		return fmt.Sprintf("it will run again unless the marker is set in %s with: %s", k.store.Address, words+shellWord(k.spec.Lease))
 	}
+	return "it will run again"
 }
 
 // shellWord writes a word so that a shell reads it as one.
@@ -564,5 +608,5 @@ func (r *run) runID(g backends.Grant) string {
 }
 
 func periodID(g backends.Grant, period string) string {
-	return backends.Display(g.Namespace, g.Lease) + "/" + period
+	return idOf(g) + "/" + period
 }

@@ -326,18 +326,31 @@ func TestACommandThatFailsLeavesNoMarker(t *testing.T) {
 	})
 }
 
-// An exit with 0 is a success also after a signal from outside: the drain is there to finish the work.
-func TestACommandThatFinishesInItsDrainIsRecorded(t *testing.T) {
-	assemble(t, func(f *fleet) {
-		h := f.gate("a", "")
-		h.job = job{lasts: 5 * time.Second, onStop: -1}
-		done := make(chan Result, 1)
-		go func() { done <- h.run() }()
-		time.Sleep(time.Second)
-		h.signals <- syscall.SIGTERM
-		want(t, <-done, OutcomeMigrated, 0)
-		f.wantMarker(true)
-	})
+// Who was asked to stop and exits with 0 may have finished, or given up in good order.
+func TestACommandThatEndsInItsDrainIsNotRecorded(t *testing.T) {
+	for name, applied := range map[string]bool{"marker": false, "check": true} {
+		t.Run(name, func(t *testing.T) {
+			assemble(t, func(f *fleet) {
+				h := f.gate("a", "")
+				hint := "it will run again unless the marker is set in mem: with: underlease marker set nightly"
+				if applied {
+					h.applied = func(context.Context) (bool, error) { return false, nil }
+					hint = "the next start asks the check of --applied-if"
+				}
+				h.job = job{lasts: 5 * time.Second, onStop: -1}
+				done := make(chan Result, 1)
+				go func() { done <- h.run() }()
+				time.Sleep(time.Second)
+				h.signals <- syscall.SIGTERM
+				r := <-done
+				want(t, r, OutcomeUnrecorded, ExitLost)
+				if r.Hint != hint || !strings.Contains(r.Reason, "after a signal to stop") {
+					t.Errorf("got %q and the hint %q, want %q", r.Reason, r.Hint, hint)
+				}
+				f.wantMarker(false)
+			})
+		})
+	}
 }
 
 // What the store does with the record, and what becomes of the run. The ttl is a minute.
@@ -373,7 +386,7 @@ func TestTheRecordOfASuccess(t *testing.T) {
 				if r.Held < c.from || r.Held > c.to {
 					t.Errorf("held for %v, want %v to %v", r.Held, c.from, c.to)
 				}
-				if c.outcome == OutcomeUnrecorded && (r.Hint != "it will run again unless the marker is set: underlease marker set nightly" || !strings.HasPrefix(r.Reason, `done, but not recorded: `)) {
+				if c.outcome == OutcomeUnrecorded && (r.Hint != "it will run again unless the marker is set in mem: with: underlease marker set nightly" || !strings.HasPrefix(r.Reason, `done, but not recorded: `)) {
 					t.Errorf("got %q and the hint %q, want what has to be done", r.Reason, r.Hint)
 				}
 			})

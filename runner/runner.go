@@ -187,9 +187,11 @@ func (r *run) runWithout(ctx context.Context, failure Result) Result {
 func (r *run) release(ctx context.Context, g backends.Grant, end backends.End, validUntil signals.Instant) bool {
 	const attempts = 3
 	limit := min(r.spec.CallLimit(), longestAcquire)
+	patient, stop := r.interruptible(ctx) // a signal from outside ends it with the attempt under way
+	defer stop()
 	var err error
 	for i := range attempts {
-		if i > 0 && !r.pause(ctx, 100*time.Millisecond<<i) {
+		if i > 0 && !r.pause(patient, 100*time.Millisecond<<i) {
 			break
 		}
 		if i > 0 && r.Now() >= validUntil {
@@ -207,6 +209,9 @@ func (r *run) release(ctx context.Context, g backends.Grant, end backends.End, v
 	text := fmt.Sprintf("%q was not released: %v", r.display(), err)
 	if g.TTL > 0 {
 		text += fmt.Sprintf("; it is free %s after its last renewal", Short(g.TTL))
+		if r.spec.MinHold > g.TTL {
+			text += fmt.Sprintf(", or %s after it was acquired", Short(r.spec.MinHold))
+		}
 	} else {
 		text += "; it ends with this process"
 	}

@@ -176,6 +176,8 @@ type Tree interface {
 	Stop()
 	// Kill sends SIGKILL to the whole tree until it is empty, also where the guardian does not react.
 	Kill()
+	// Tend looks after a guardian that cannot say that the command has ended. It costs little and may be called often.
+	Tend()
 	// Descendants counts the living processes of the tree.
 	Descendants() int
 	// Events delivers what happens after Start. It is closed after [signals.Gone].

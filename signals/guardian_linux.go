@@ -393,6 +393,15 @@ func (g *Guardian) Forward(sig syscall.Signal) {
 	g.thaw()
 }
 
+// Tend lets a guardian go on that somebody has stopped, when the command has ended: it alone can tell how, and until then the lease would be kept.
+func (g *Guardian) Tend() {
+	if command := int(g.command.Load()); command > 0 && g.runs() {
+		if state := stateOf(command); state == 0 || state == 'Z' {
+			g.thaw()
+		}
+	}
+}
+
 // thaw lets a guardian go on that somebody has stopped: it alone passes signals on, and a run that cannot be ended is worse than one that
 // does not stay stopped.
 func (g *Guardian) thaw() {

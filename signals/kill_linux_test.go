@@ -390,6 +390,25 @@ func TestAStoppedGuardianIsReplacedByTheWrapper(t *testing.T) {
 	}
 }
 
+// Somebody stops the guardian, and then the wrapper is killed: the one that is left goes on.
+func TestAStoppedGuardianGoesOnWhenItsWrapperIsKilled(t *testing.T) {
+	p := endless(tree(true)...)
+	p.Grace = 200 * time.Millisecond
+	r := launch(t, p)
+	r.beats(treeNames...)
+	g := r.guardian()
+	syscall.Kill(g, syscall.SIGSTOP)
+	eventually(t, "stop", func() bool {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", g))
+		return err == nil && b[bytes.LastIndexByte(b, ')')+2] == 'T'
+	})
+	r.cmd.Process.Kill()
+	r.wait()
+	at := signals.Now()
+	eventually(t, "end of the guardian", func() bool { return !alive(g) })
+	r.wantSilent(at, p.Grace+slack, treeNames...)
+}
+
 func TestAStoppedGuardianDelaysNoStartForEver(t *testing.T) {
 	p := endless("sh", "-c", `echo > "$D/ran"; sleep 60`)
 	p.StopIn, p.KillIn, p.Wait = 600*time.Millisecond, 800*time.Millisecond, 500*time.Millisecond

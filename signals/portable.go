@@ -786,6 +786,9 @@ func (g *portableGuardian) shoot() {
 // Close ends a guardian that has started no command.
 func (g *portableGuardian) Close() { g.out.post(portOrder{Op: "close"}) }
 
+// Tend does nothing here: a stopped guardian is continued by whoever stopped it.
+func (g *portableGuardian) Tend() {}
+
 // Descendants counts the living processes of the tree.
 func (g *portableGuardian) Descendants() int {
 	g.mu.Lock()

@@ -35,10 +35,16 @@ func (g *Guardian) follow(sig syscall.Signal, stop int32) {
 }
 
 // stopped says whether a process is stopped.
-func stopped(pid int) bool {
+func stopped(pid int) bool { return stateOf(pid) == 'T' }
+
+// stateOf returns the letter of proc(5) for the state of a process, or zero when there is none.
+func stateOf(pid int) byte {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	end := bytes.LastIndexByte(b, ')') // the name may contain anything
-	return err == nil && end >= 0 && end+2 < len(b) && b[end+2] == 'T'
+	if err != nil || end < 0 || end+2 >= len(b) {
+		return 0
+	}
+	return b[end+2]
 }
 
 // runs says that the command was ordered to begin, and that neither a refusal nor its end is known.

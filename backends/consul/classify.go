@@ -34,15 +34,19 @@ func (d *driver) classify(err error) error {
 	if n, _ := fmt.Sscanf(err.Error(), "Unexpected response code: %d", &code); n == 1 {
 		return d.said(code, http.StatusText(code))
 	}
+	failed := backends.Unavailable
+	if unconnected(err) {
+		failed = backends.Unreached
+	}
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || isTimeout(err) {
-		return backends.Unavailable(nil, "no answer from %s", d.address)
+		return failed(nil, "no answer from %s", d.address)
 	}
 	cause := err
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		cause = u.Err // the URL has the keys, which say nothing to people
 	}
 	text := harmless(d.settings.secrets, cause.Error())
-	answer := backends.Unavailable(nil, "%s: %s", d.address, text)
+	answer := failed(nil, "%s: %s", d.address, text)
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		hint := "the parameter ca names a file with the authority that signed the server's certificate"
 		if _, ok := errors.AsType[x509.HostnameError](err); ok {
@@ -57,6 +61,14 @@ func (d *driver) classify(err error) error {
 		return backends.WithHint(answer, "look at the host in the store's URL")
 	}
 	return answer
+}
+
+// unconnected reports whether there was no connection over which anything could have been asked.
+func unconnected(err error) bool {
+	_, refused := errors.AsType[*tls.CertificateVerificationError](err)
+	_, plain := errors.AsType[tls.RecordHeaderError](err)
+	dial, ok := errors.AsType[*net.OpError](err)
+	return refused || plain || ok && dial.Op == "dial"
 }
 
 func isTimeout(err error) bool {

@@ -79,8 +79,8 @@ func TestEachTroubleHasItsOwnWords(t *testing.T) {
 		kind       error // nil: a *ConfigError
 		text, hint string
 	}{
-		"port":       {fmt.Sprintf("consul://127.0.0.1:%d", servers.FreePort(t, 0)), backends.ErrUnavailable, "connection refused", ""},
-		"host":       {"consul://host.invalid", backends.ErrUnavailable, "host.invalid", ""},
+		"port":       {fmt.Sprintf("consul://127.0.0.1:%d", servers.FreePort(t, 0)), backends.ErrUnreached, "connection refused", ""},
+		"host":       {"consul://host.invalid", backends.ErrUnreached, "host.invalid", ""},
 		"token":      {"consul://:" + strings.Replace(secret, "1", "2", 1) + "@" + addr(closed), backends.ErrDenied, "does not know the token", "CONSUL_HTTP_TOKEN"},
 		"no token":   {"consul://" + addr(closed), backends.ErrDenied, "token", "session_prefix"},
 		"rights":     {"consul://:" + none + "@" + addr(closed), backends.ErrDenied, "token", "key_prefix"},
@@ -88,8 +88,8 @@ func TestEachTroubleHasItsOwnWords(t *testing.T) {
 		"read only":  {"consul://:" + readOnly + "@" + addr(closed), backends.ErrDenied, "token", "key_prefix"},
 		"no TLS":     {"consuls://" + addr(plain), backends.ErrUnavailable, "", "consul in the place of consuls"},
 		"TLS":        {"consul://" + addr(encrypted), backends.ErrUnavailable, "", "consuls in the place of consul"},
-		"authority":  {"consuls://" + addr(encrypted) + q(client...), backends.ErrUnavailable, "authority", "the parameter ca"},
-		"name":       {"consuls://" + addr(encrypted) + q(append(client, "ca", certificates.CA, "server-name", "elsewhere")...), backends.ErrUnavailable, "elsewhere", "server-name"},
+		"authority":  {"consuls://" + addr(encrypted) + q(client...), backends.ErrUnreached, "authority", "the parameter ca"},
+		"name":       {"consuls://" + addr(encrypted) + q(append(client, "ca", certificates.CA, "server-name", "elsewhere")...), backends.ErrUnreached, "elsewhere", "server-name"},
 		"no leader":  {"consul://" + others[1].Addr(), backends.ErrUnavailable, "", ""},
 		"datacenter": {"consul://" + addr(plain) + "?datacenter=nowhere", nil, "No path to datacenter", "datacenter"},
 		"ttl":        {"consul://" + addr(strict), nil, "30s", ""},

@@ -2,18 +2,20 @@ package etcd
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
+	"net"
 	"strings"
-
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/underlease/underlease/backends"
 	"github.com/underlease/underlease/backends/quorum"
 )
 
-// classify gives an error of the library or of the server its kind. It is the only place that does.
+// errExists says that there is a lease of that number.
+var errExists = errors.New("there is such a lease")
+
+// classify gives an error of a connection or of the server its kind. It is the only place that does.
 func (d *driver) classify(err error) error {
 	var config *backends.ConfigError
 	switch {
@@ -22,71 +24,85 @@ func (d *driver) classify(err error) error {
 	case errors.As(err, &config), errors.Is(err, backends.ErrUnavailable), errors.Is(err, backends.ErrDenied), errors.Is(err, backends.ErrBroken), errors.Is(err, quorum.ErrGone):
 		return err
 	}
+	if r, ok := errors.AsType[*refusal](err); ok {
+		return d.said(r)
+	}
+	if errors.Is(err, errMessage) {
+		return backends.WithHint(backends.Broken(nil, "%s: %v", d.address, err), "look at host and port in the store's URL")
+	}
+	failed := backends.Unavailable
+	if unconnected(err) {
+		failed = backends.Unreached
+	}
+	timeout, _ := errors.AsType[net.Error](err)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, net.ErrClosed), timeout != nil && timeout.Timeout():
+		return d.unheard(failed(nil, "no answer from %s", d.address))
+	}
+	cause := err
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op != "dial" {
+		cause = op.Err // without ports that say nothing
+	}
+	answer := failed(nil, "%s: %s", d.address, d.harmless(cause.Error()))
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		hint := "the parameter ca names a file with the authority that signed the server's certificate"
+		if _, ok := errors.AsType[x509.HostnameError](err); ok {
+			hint = "the parameter server-name says of what the certificate has to be"
+		}
+		return backends.WithHint(answer, "%s", hint)
+	}
+	if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound {
+		return backends.WithHint(answer, "look at the host in the store's URL")
+	}
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
+		return answer
+	}
+	return d.unheard(answer)
+}
+
+// said is the server's own word.
+func (d *driver) said(r *refusal) error {
 	away := func(format string, args ...any) error {
 		return backends.Unavailable(nil, d.address+": "+format, args...)
 	}
-	err = rpctypes.Error(err)
-	is := func(all ...error) bool {
-		for _, one := range all {
-			if errors.Is(err, one) {
-				return true
-			}
-		}
-		return false
-	}
-	switch {
-	case is(rpctypes.ErrLeaseNotFound):
+	switch r.text {
+	case saysNoLease:
 		return quorum.ErrGone
-	case is(rpctypes.ErrAuthFailed):
+	case saysLeaseExists:
+		return errExists
+	case saysAuthFailed:
 		return backends.WithHint(backends.Denied(nil, "%s: the server refused user or password", d.address),
 			"look at user and password in the store's URL, where special characters are written as %%XX")
-	case is(rpctypes.ErrUserEmpty, rpctypes.ErrUserNotFound):
+	case saysNoUser, saysUnknownUser:
 		return backends.WithHint(backends.Denied(nil, "%s: the server asks for a user and a password", d.address), "write etcd://USER:PASSWORD@host")
-	case is(rpctypes.ErrPermissionDenied, rpctypes.ErrPermissionNotGranted):
+	case saysDenied, saysNotGranted:
 		return backends.WithHint(backends.Denied(nil, "%s: the user may not read or write the keys", d.address),
 			"his role needs them: etcdctl role grant-permission ROLE --prefix=true readwrite %s/", d.settings.root)
-	case is(rpctypes.ErrInvalidAuthToken, rpctypes.ErrInvalidAuthMgmt, rpctypes.ErrAuthOldRevision):
+	case saysToken, saysManagement, saysOldRevision:
 		return away("the server knows our token no more: the next attempt asks for another")
-	case is(rpctypes.ErrNoLeader, rpctypes.ErrLeaderChanged, rpctypes.ErrNotLeader):
+	case saysNoLeader, saysLeaderChanged, saysNotLeader:
 		return backends.WithHint(away("the cluster has no leader"), "a majority of its members has to run, and to reach one another")
-	case is(rpctypes.ErrNoSpace):
+	case saysFull:
 		return backends.WithHint(away("the server's database is full, and refuses writes"), "compact and defragment it, or raise its quota, then: etcdctl alarm disarm")
-	case is(rpctypes.ErrCorrupt):
+	case saysCorrupt:
 		return away("the server's database is corrupt")
-	case is(rpctypes.ErrCompacted, rpctypes.ErrFutureRev):
+	case saysCompacted, saysFuture:
 		return away("what was looked for was compacted away")
-	case is(rpctypes.ErrTooManyRequests):
+	case saysTooMany:
 		return away("the server has too many requests")
-	case is(rpctypes.ErrLeaseTTLTooLarge):
+	case saysTTL:
 		return backends.Configf("", "%s: etcd keeps no lease that long", d.address)
-	case is(rpctypes.ErrNotCapable):
+	case saysNotCapable:
 		return backends.WithHint(backends.Broken(nil, "%s: the server is too old", d.address), "3.4 or newer is needed")
-	case is(rpctypes.ErrTimeout, rpctypes.ErrTimeoutDueToLeaderFail, rpctypes.ErrTimeoutDueToConnectionLost, rpctypes.ErrTimeoutWaitAppliedIndex, rpctypes.ErrUnhealthy, rpctypes.ErrStopped):
-		return away("%s", d.harmless(err.Error()))
-	case is(context.DeadlineExceeded, context.Canceled):
-		return d.silence()
 	}
-	code, text := status.Code(err), d.harmless(status.Convert(err).Message())
-	switch {
-	case code == codes.DeadlineExceeded || code == codes.Canceled:
-		return d.silence()
-	case code == codes.Unimplemented:
+	text := d.harmless(r.text)
+	switch r.code {
+	case codeDeadline, codeCanceled:
+		return d.unheard(backends.Unavailable(nil, "no answer from %s", d.address))
+	case codeUnimplemented:
 		return backends.WithHint(away("it does not answer as etcd does: %s", text), "look at host and port in the store's URL")
-	// The library turns errors of a connection into words.
-	case strings.Contains(text, "x509: certificate is valid for") || strings.Contains(text, "x509: cannot validate certificate for") || strings.Contains(text, "x509: certificate is not valid"):
-		return backends.WithHint(away("%s", text), "the parameter server-name says of what the certificate has to be")
-	case strings.Contains(text, "x509: "):
-		return backends.WithHint(away("%s", text), "the parameter ca names a file with the authority that signed the server's certificate")
-	case strings.Contains(text, "no such host"):
-		return backends.WithHint(away("%s", text), "look at the host in the store's URL")
-	case code == codes.Unavailable && !strings.Contains(text, "connection refused"):
-		return d.unheard(away("%s", text))
 	}
 	return away("%s", text)
-}
-
-func (d *driver) silence() error {
-	return d.unheard(backends.Unavailable(nil, "no answer from %s", d.address))
 }
 
 // unheard adds what may be wrong where no server has ever answered: servers and the library say little or nothing where one side
@@ -106,9 +122,6 @@ func (d *driver) unheard(err error) error {
 // harmless takes the password out of a text, and what says nothing.
 func (d *driver) harmless(text string) string {
 	text = strings.TrimPrefix(text, "etcdserver: ")
-	if _, desc, ok := strings.Cut(text, `desc = "`); ok {
-		text = strings.TrimSuffix(strings.TrimPrefix(desc, "transport: "), `"`)
-	}
 	if d.settings.password != "" {
 		text = strings.ReplaceAll(text, d.settings.password, "xxxxx")
 	}

@@ -72,6 +72,7 @@ func TestConformanceOnThreeServers(t *testing.T) {
 
 // The user has no other right than those that the documentation names.
 func TestConformanceWithTheLeastRights(t *testing.T) {
+	notOnceMore(t)
 	c := servers.StartEtcd(t, 1, servers.EtcdOptions{Password: "kit", Args: []string{"--bcrypt-cost", "4"}})
 	addUser(c.Nodes[0], "lease", "p/w", "app/leases/")
 	conforms(t, "etcd://lease:p%2Fw@"+c.Nodes[0].Addr()+"/app/leases", "app/leases", c)
@@ -87,7 +88,16 @@ func addUser(n *servers.Etcd, user, password, prefix string) {
 	n.Post("/v3/auth/user/grant", map[string]any{"user": user, "role": user})
 }
 
+// notOnceMore leaves out under the race detector, where the suite has run already, what is special in the server alone.
+func notOnceMore(t *testing.T) {
+	t.Helper()
+	if race {
+		t.Skip("SKIPPED under the race detector: the code that runs is that of the suite on a server without rights and certificates")
+	}
+}
+
 func TestConformanceEncrypted(t *testing.T) {
+	notOnceMore(t)
 	certificates := servers.MakeCertificates(t)
 	c := servers.StartEtcd(t, 1, servers.EtcdOptions{TLS: certificates})
 	q := url.Values{"ca": {certificates.CA}, "cert": {certificates.ClientCert}, "key": {certificates.ClientKey}}

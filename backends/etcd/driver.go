@@ -6,18 +6,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
-
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/underlease/underlease/backends"
 	"github.com/underlease/underlease/backends/quorum"
@@ -27,12 +20,7 @@ import (
 type driver struct {
 	settings settings
 	address  string
-
-	mu     sync.Mutex
-	client *clientv3.Client // nil: the next call makes one
-	making chan struct{}    // closed when a client that is being made is there, or failed; nil: nobody makes one
-	closed bool
-	why    error // the last client was dropped
+	wire     *wire
 
 	answered atomic.Bool // some server has
 }
@@ -42,6 +30,10 @@ var (
 	_ quorum.Peeker  = (*driver)(nil)
 	_ quorum.Adviser = (*driver)(nil)
 )
+
+func newDriver(s settings) *driver {
+	return &driver{settings: s, address: s.address(), wire: newWire(s)}
+}
 
 // Address implements [quorum.Store].
 func (d *driver) Address() string { return d.address }
@@ -60,220 +52,78 @@ func (d *driver) Check(ttl, hold time.Duration) error {
 // defaultTimeout limits what has no limit of its own.
 const defaultTimeout = 5 * time.Second
 
-// connected returns a client. It asks for a token where a user is given, which is the only traffic.
-func (d *driver) connected(ctx context.Context) (*clientv3.Client, error) {
-	for {
-		d.mu.Lock()
-		switch {
-		case d.closed:
-			d.mu.Unlock()
-			return nil, backends.Unavailable(nil, "%s: the client is closed", d.address)
-		case d.client != nil:
-			c := d.client
-			d.mu.Unlock()
-			return c, nil
-		case d.making == nil:
-			done := make(chan struct{})
-			d.making = done
-			d.mu.Unlock()
-			c, err := d.dial(ctx)
-			d.mu.Lock()
-			d.making = nil
-			closed := d.closed
-			if err == nil && !closed {
-				d.client = c
-			}
-			d.mu.Unlock()
-			close(done)
-			if err == nil && closed {
-				_ = c.Close() // nobody uses it
-				continue
-			}
-			return c, err
-		default:
-			wait := d.making
-			d.mu.Unlock()
-			select {
-			case <-wait:
-			case <-ctx.Done():
-				return nil, ctx.Err()
-			}
-		}
-	}
-}
-
-func (d *driver) dial(ctx context.Context) (*clientv3.Client, error) {
-	limit := defaultTimeout
-	if deadline, ok := ctx.Deadline(); ok {
-		limit = max(time.Until(deadline), time.Millisecond)
-	}
-	life, end := context.WithCancel(context.Background())
-	stop := context.AfterFunc(ctx, end)
-	scheme := "http://"
-	if d.settings.tls != nil {
-		scheme = "https://"
-	}
-	var endpoints []string
-	for _, host := range d.settings.hosts {
-		endpoints = append(endpoints, scheme+host)
-	}
-	c, err := clientv3.New(clientv3.Config{
-		Endpoints: endpoints, DialTimeout: limit, TLS: d.settings.tls, Username: d.settings.user, Password: d.settings.password,
-		Context: life, Logger: zap.NewNop(),
-		MaxUnaryRetries: 2, // a token that has expired, or a member that is gone: more is the matter of the caller
-		// A member that is gone without a word is found out where only a watch is under way.
-		// Source: etcd refuses pings that come more often than every 5 s (grpc-keepalive-min-time).
-		DialKeepAliveTime: 6 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
-	})
-	if err == nil && !stop() {
-		_ = c.Close()
-		err = ctx.Err()
-	}
-	if err != nil {
-		stop()
-		end()
-		return nil, err
-	}
-	return c, nil
-}
-
-// do runs a request. A client that got no answer is not used again.
-func (d *driver) do(ctx context.Context, f func(context.Context, *clientv3.Client) error) error {
+// ask sends a request and hands its answer to f.
+func (d *driver) ask(ctx context.Context, method string, request []byte, f func([]byte) error) error {
 	if err := ctx.Err(); err != nil {
 		return d.classify(err)
 	}
-	c, err := d.connected(ctx)
-	if err != nil {
-		return d.classify(err)
-	}
-	// A member that has no leader then says so, instead of saying nothing.
-	err = f(clientv3.WithRequireLeader(ctx), c)
+	answer, err := d.wire.call(ctx, method, request)
 	if err == nil {
 		d.answered.Store(true)
-		return nil
-	}
-	_, said := errors.AsType[rpctypes.EtcdError](rpctypes.Error(err))
-	silent := errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded || status.Code(err) == codes.Unavailable
-	if silent && !said && !errors.Is(ctx.Err(), context.Canceled) {
-		d.drop(c, err)
-	}
-	if ctx.Err() == nil && (errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled) {
-		err = d.cause(err) // another call has closed the client meanwhile
+		err = f(answer)
 	}
 	return d.classify(err)
 }
 
-// cause returns why the last client was dropped.
-func (d *driver) cause(err error) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.why != nil {
-		return d.why
-	}
-	return err
-}
-
-func (d *driver) drop(c *clientv3.Client, why error) {
-	d.mu.Lock()
-	mine := d.client == c
-	if mine {
-		d.client, d.why = nil, why
-	}
-	d.mu.Unlock()
-	if mine {
-		_ = c.Close() // its connections are of no use
-	}
-}
-
 // Read implements [quorum.Store].
 func (d *driver) Read(ctx context.Context, prefix string) (quorum.View, error) {
-	return d.read(ctx, prefix)
+	return d.read(ctx, prefix, false)
 }
 
 // Peek implements [quorum.Peeker].
 func (d *driver) Peek(ctx context.Context, prefix string) (quorum.View, error) {
-	return d.read(ctx, prefix, clientv3.WithSerializable())
+	return d.read(ctx, prefix, true)
 }
 
-func (d *driver) read(ctx context.Context, prefix string, how ...clientv3.OpOption) (v quorum.View, err error) {
-	err = d.do(ctx, func(ctx context.Context, c *clientv3.Client) error {
-		got, err := c.Get(ctx, prefix, append(how, clientv3.WithPrefix())...)
-		if err != nil {
-			return err
-		}
-		v = quorum.View{Version: got.Header.Revision, Pairs: make([]quorum.Pair, len(got.Kvs))}
-		for i, kv := range got.Kvs {
-			v.Pairs[i] = quorum.Pair{Key: string(kv.Key), Value: kv.Value, Version: kv.ModRevision, Created: kv.CreateRevision, Session: name(kv.Lease)}
-		}
-		return nil
+func (d *driver) read(ctx context.Context, prefix string, old bool) (v quorum.View, err error) {
+	err = d.ask(ctx, methodRange, rangeRequest(prefix, old), func(b []byte) (err error) {
+		v, err = rangeResponse(b)
+		return err
 	})
 	return v, err
 }
 
 // Commit implements [quorum.Store].
 func (d *driver) Commit(ctx context.Context, t quorum.Txn) (version int64, ok bool, err error) {
-	var checks []clientv3.Cmp
-	for _, check := range t.Checks {
-		if check.Version == 0 {
-			checks = append(checks, clientv3.Compare(clientv3.CreateRevision(check.Key), "=", 0))
-		} else {
-			checks = append(checks, clientv3.Compare(clientv3.ModRevision(check.Key), "=", check.Version))
-		}
+	request, err := txnRequest(t)
+	if err != nil {
+		return 0, false, err
 	}
-	var writes []clientv3.Op
-	for _, w := range t.Writes {
-		if w.Delete {
-			writes = append(writes, clientv3.OpDelete(w.Key))
-			continue
-		}
-		id, err := number(w.Session)
-		if err != nil {
-			return 0, false, quorum.ErrGone
-		}
-		writes = append(writes, clientv3.OpPut(w.Key, string(w.Value), clientv3.WithLease(id)))
-	}
-	err = d.do(ctx, func(ctx context.Context, c *clientv3.Client) error {
-		got, err := c.Txn(ctx).If(checks...).Then(writes...).Commit()
-		if err != nil {
-			return err
-		}
-		version, ok = got.Header.Revision, got.Succeeded
-		return nil
+	err = d.ask(ctx, methodTxn, request, func(b []byte) (err error) {
+		version, ok, err = txnResponse(b)
+		return err
 	})
 	return version, ok, err
 }
 
 // Await implements [quorum.Store].
 func (d *driver) Await(ctx context.Context, prefix string, after int64) error {
-	c, err := d.connected(ctx)
-	if err != nil {
-		return d.classify(err)
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	for got := range c.Watch(clientv3.WithRequireLeader(ctx), prefix, clientv3.WithPrefix(), clientv3.WithRev(after+1)) {
-		switch err := got.Err(); {
-		case errors.Is(err, rpctypes.ErrCompacted):
-			return nil // what happened since is gone: look
+	err := d.wire.watch(ctx, watchRequest(prefix, after+1), func(b []byte) (bool, error) {
+		h, err := watchResponse(b)
+		switch {
 		case err != nil:
-			return d.classify(err)
-		case len(got.Events) > 0:
-			return nil
+			return false, err
+		case h.canceled && !h.compacted:
+			return false, &refusal{codeUnavailable, h.reason}
 		}
+		return h.events || h.compacted, nil // what happened since may be gone: look
+	})
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
-	if err := ctx.Err(); err != nil {
-		return err
+	if errors.Is(err, io.EOF) {
+		return backends.Unavailable(nil, "%s: the watch has ended", d.address)
 	}
-	return backends.Unavailable(nil, "%s: the watch has ended", d.address)
+	return d.classify(err)
 }
 
 // Name implements [quorum.Store].
-func (d *driver) Name(seed string) string { return name(int64(leaseID(seed))) }
+func (d *driver) Name(seed string) string { return name(leaseID(seed)) }
 
 // leaseID derives the number of an etcd lease. It is positive.
-func leaseID(seed string) clientv3.LeaseID {
+func leaseID(seed string) int64 {
 	sum := sha256.Sum256([]byte("underlease/" + seed))
-	return clientv3.LeaseID(max(1, binary.BigEndian.Uint64(sum[:8])>>1))
+	return int64(max(1, binary.BigEndian.Uint64(sum[:8])>>1))
 }
 
 // name is a session as etcdctl writes it.
@@ -284,12 +134,12 @@ func name(id int64) string {
 	return strconv.FormatInt(id, 16)
 }
 
-func number(session string) (clientv3.LeaseID, error) {
+// number is the etcd lease of a session; zero: none.
+func number(session string) (int64, error) {
 	if session == "" {
-		return clientv3.NoLease, nil
+		return 0, nil
 	}
-	n, err := strconv.ParseInt(session, 16, 64)
-	return clientv3.LeaseID(n), err
+	return strconv.ParseInt(session, 16, 64)
 }
 
 // seconds rounds up: a ttl is never cut short.
@@ -297,70 +147,49 @@ func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.
 
 // Begin implements [quorum.Store].
 func (d *driver) Begin(ctx context.Context, seed string, ttl time.Duration) (quorum.Session, error) {
-	id := leaseID(seed)
-	granted := int64(0)
-	err := d.do(ctx, func(ctx context.Context, c *clientv3.Client) error {
-		// The library's own Grant cannot choose the number.
-		got, err := pb.NewLeaseClient(c.ActiveConnection()).LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: int64(id), TTL: seconds(ttl)})
-		err = rpctypes.Error(err)
-		if errors.Is(err, rpctypes.ErrLeaseExist) {
-			granted, err = keep(ctx, c, id) // an answer was lost
-			return err
-		}
-		if err == nil {
-			granted = got.TTL
-		}
+	id, granted := leaseID(seed), int64(0)
+	err := d.ask(ctx, methodGrant, grantRequest(id, seconds(ttl)), func(b []byte) (err error) {
+		granted, err = ttlResponse(b)
 		return err
 	})
+	if errors.Is(err, errExists) { // an answer was lost
+		granted, err = d.keep(ctx, id)
+	}
 	if err != nil {
 		return quorum.Session{}, err
 	}
-	return quorum.Session{ID: name(int64(id)), TTL: time.Duration(granted) * time.Second}, nil
+	return quorum.Session{ID: name(id), TTL: time.Duration(granted) * time.Second}, nil
 }
 
-// keep sends one keep-alive. The library's own KeepAliveOnce asks again without a pause while no server answers.
-func keep(ctx context.Context, c *clientv3.Client, id clientv3.LeaseID) (ttl int64, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := pb.NewLeaseClient(c.ActiveConnection()).LeaseKeepAlive(ctx)
-	if err != nil {
-		return 0, rpctypes.Error(err)
+// keep counts the ttl of an etcd lease anew, and returns it.
+func (d *driver) keep(ctx context.Context, id int64) (ttl int64, err error) {
+	err = d.ask(ctx, methodKeepAlive, leaseRequest(id), func(b []byte) (err error) {
+		ttl, err = ttlResponse(b)
+		return err
+	})
+	if err == nil && ttl <= 0 {
+		err = quorum.ErrGone
 	}
-	if err := stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(id)}); err != nil {
-		return 0, rpctypes.Error(err)
-	}
-	got, err := stream.Recv()
-	if err != nil {
-		return 0, rpctypes.Error(err)
-	}
-	if got.TTL <= 0 {
-		return 0, rpctypes.ErrLeaseNotFound
-	}
-	return got.TTL, nil
+	return ttl, err
 }
 
 // Keep implements [quorum.Store].
 func (d *driver) Keep(ctx context.Context, session string) error {
 	id, err := number(session)
-	if err != nil || id == clientv3.NoLease {
+	if err != nil || id == 0 {
 		return quorum.ErrGone
 	}
-	return d.do(ctx, func(ctx context.Context, c *clientv3.Client) error {
-		_, err := keep(ctx, c, id)
-		return err
-	})
+	_, err = d.keep(ctx, id)
+	return err
 }
 
 // End implements [quorum.Store].
 func (d *driver) End(ctx context.Context, session string) error {
 	id, err := number(session)
-	if err != nil || id == clientv3.NoLease {
+	if err != nil || id == 0 {
 		return nil //nolint:nilerr // there is no such session
 	}
-	err = d.do(ctx, func(ctx context.Context, c *clientv3.Client) error {
-		_, err := c.Revoke(ctx, id)
-		return err
-	})
+	err = d.ask(ctx, methodRevoke, leaseRequest(id), func([]byte) error { return nil })
 	if errors.Is(err, quorum.ErrGone) {
 		return nil
 	}
@@ -370,14 +199,12 @@ func (d *driver) End(ctx context.Context, session string) error {
 // Left implements [quorum.Store].
 func (d *driver) Left(ctx context.Context, session string, stated time.Duration) (left time.Duration, err error) {
 	id, err := number(session)
-	if err != nil || id == clientv3.NoLease {
+	if err != nil || id == 0 {
 		return stated, nil //nolint:nilerr // a key that somebody took out of its session
 	}
-	err = d.do(ctx, func(ctx context.Context, c *clientv3.Client) error {
-		got, err := c.TimeToLive(ctx, id)
-		if err == nil {
-			left = min(time.Duration(got.TTL+1)*time.Second, stated) // it rounds down
-		}
+	err = d.ask(ctx, methodLeft, leaseRequest(id), func(b []byte) error {
+		n, err := ttlResponse(b)
+		left = min(time.Duration(n+1)*time.Second, stated) // it rounds down
 		return err
 	})
 	return left, err
@@ -387,10 +214,10 @@ func (d *driver) Left(ctx context.Context, session string, stated time.Duration)
 func (d *driver) Advice(ctx context.Context) (advice string) {
 	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond) // a loss is acted on first
 	defer cancel()
-	_ = d.do(ctx, func(ctx context.Context, c *clientv3.Client) error { // without an answer there is no advice
-		got, err := pb.NewMaintenanceClient(c.ActiveConnection()).Status(ctx, &pb.StatusRequest{})
-		if err == nil && revokesWhatIsKept(got.Version) {
-			advice = "etcd " + got.Version + " may revoke leases that are kept when its leader was slow (etcd-io/etcd#15247): update to 3.5.13 or newer, or to 3.4.31"
+	_ = d.ask(ctx, methodStatus, nil, func(b []byte) error { // without an answer there is no advice
+		version, err := statusResponse(b)
+		if err == nil && revokesWhatIsKept(version) {
+			advice = "etcd " + version + " may revoke leases that are kept when its leader was slow (etcd-io/etcd#15247): update to 3.5.13 or newer, or to 3.4.31"
 		}
 		return err
 	})
@@ -417,14 +244,8 @@ func revokesWhatIsKept(version string) bool {
 	}
 }
 
-// Close implements [quorum.Store]. The connections are closed beside: a process that ends need not wait until each has said so.
+// Close implements [quorum.Store].
 func (d *driver) Close() error {
-	d.mu.Lock()
-	c := d.client
-	d.client, d.closed = nil, true
-	d.mu.Unlock()
-	if c != nil {
-		go func() { _ = c.Close() }() // it says that its context was cancelled
-	}
+	d.wire.close()
 	return nil
 }

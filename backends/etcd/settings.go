@@ -118,9 +118,7 @@ func (s *settings) parameters(query url.Values, encrypted bool) error {
 	s.scheme = "etcds"
 	s.tls = &tls.Config{MinVersion: tls.VersionTLS12}
 	s.tls.InsecureSkipVerify, _ = strconv.ParseBool(os.Getenv("ETCDCTL_INSECURE_SKIP_TLS_VERIFY")) // as etcdctl does; anything else is no
-	if name := values["server-name"]; name != "" && !s.tls.InsecureSkipVerify {
-		verifyAs(s.tls, name)
-	}
+	s.tls.ServerName = values["server-name"]
 	if ca := values["ca"]; ca != "" {
 		pem, err := os.ReadFile(ca)
 		if err != nil {
@@ -143,21 +141,6 @@ func (s *settings) parameters(query url.Values, encrypted bool) error {
 		s.tls.Certificates = []tls.Certificate{pair}
 	}
 	return nil
-}
-
-// verifyAs makes a certificate be verified for a name. gRPC puts the host in the place of [tls.Config.ServerName].
-//
-// Source: google.golang.org/grpc/credentials, tlsCreds.ClientHandshake.
-func verifyAs(config *tls.Config, name string) {
-	config.InsecureSkipVerify = true // it is verified here
-	config.VerifyConnection = func(c tls.ConnectionState) error {
-		options := x509.VerifyOptions{DNSName: name, Roots: config.RootCAs, Intermediates: x509.NewCertPool()}
-		for _, cert := range c.PeerCertificates[1:] {
-			options.Intermediates.AddCert(cert)
-		}
-		_, err := c.PeerCertificates[0].Verify(options)
-		return err
-	}
 }
 
 // address is the URL for people, without anything that could be a secret.

@@ -6,16 +6,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
-
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/underlease/underlease/backends"
 	"github.com/underlease/underlease/backends/backendtest/servers"
@@ -58,16 +57,16 @@ func TestEachTroubleHasItsOwnWords(t *testing.T) {
 		kind       error
 		text, hint string
 	}{
-		"port":        {fmt.Sprintf("etcd://127.0.0.1:%d", servers.FreePort(t, 0)), backends.ErrUnavailable, "connection refused", ""},
-		"host":        {"etcd://host.invalid", backends.ErrUnavailable, "host.invalid", ""},
+		"port":        {fmt.Sprintf("etcd://127.0.0.1:%d", servers.FreePort(t, 0)), backends.ErrUnreached, "connection refused", ""},
+		"host":        {"etcd://host.invalid", backends.ErrUnreached, "host.invalid", ""},
 		"no user":     {"etcd://" + addr(closed), backends.ErrDenied, "asks for a user", "etcd://USER:PASSWORD@host"},
 		"password":    {"etcd://root:" + secret + "x@" + addr(closed), backends.ErrDenied, "refused user or password", "%XX"},
 		"user":        {"etcd://nobody:" + secret + "@" + addr(closed), backends.ErrDenied, "refused user or password", "%XX"},
 		"rights":      {"etcd://other:" + secret + "@" + addr(closed), backends.ErrDenied, "may not read or write", "grant-permission"},
 		"no TLS":      {"etcds://" + addr(plain), backends.ErrUnavailable, "", "etcd in the place of etcds"},
 		"TLS":         {"etcd://" + addr(encrypted), backends.ErrUnavailable, "", "etcds in the place of etcd"},
-		"authority":   {"etcds://" + addr(encrypted) + q(client...), backends.ErrUnavailable, "authority", "the parameter ca"},
-		"name":        {"etcds://" + addr(encrypted) + q(append(client, "ca", certificates.CA, "server-name", "elsewhere")...), backends.ErrUnavailable, "elsewhere", "server-name"},
+		"authority":   {"etcds://" + addr(encrypted) + q(client...), backends.ErrUnreached, "authority", "the parameter ca"},
+		"name":        {"etcds://" + addr(encrypted) + q(append(client, "ca", certificates.CA, "server-name", "elsewhere")...), backends.ErrUnreached, "elsewhere", "server-name"},
 		"certificate": {"etcds://" + addr(encrypted) + q("ca", certificates.CA), backends.ErrUnavailable, "", "cert and key"},
 		"no leader":   {"etcd://" + others[1].Addr(), backends.ErrUnavailable, "no leader", "majority"},
 		"full":        {"etcd://" + addr(full), backends.ErrUnavailable, "full", "alarm disarm"},
@@ -99,31 +98,37 @@ func TestEveryErrorHasItsKind(t *testing.T) {
 	const secret = "s3cr3t"
 	d := &driver{address: "etcd://h:2379", settings: settings{password: secret, root: "ul"}}
 	config := &backends.ConfigError{}
+	says := func(text string) error { return &refusal{code: codeUnavailable, text: text} }
 	for _, e := range []struct {
 		err        error
 		kind       error // nil: a *ConfigError
 		text, hint string
 	}{
-		{rpctypes.ErrGRPCLeaseNotFound, quorum.ErrGone, "", ""},
-		{rpctypes.ErrGRPCAuthFailed, backends.ErrDenied, "refused user or password", "%XX"},
-		{rpctypes.ErrGRPCUserEmpty, backends.ErrDenied, "asks for a user", "USER:PASSWORD"},
-		{rpctypes.ErrGRPCPermissionDenied, backends.ErrDenied, "may not read or write", "readwrite ul/"},
-		{rpctypes.ErrGRPCInvalidAuthToken, backends.ErrUnavailable, "token", ""},
-		{rpctypes.ErrGRPCAuthOldRevision, backends.ErrUnavailable, "token", ""},
-		{rpctypes.ErrGRPCNoLeader, backends.ErrUnavailable, "no leader", "majority"},
-		{rpctypes.ErrGRPCLeaderChanged, backends.ErrUnavailable, "no leader", "majority"},
-		{rpctypes.ErrGRPCNoSpace, backends.ErrUnavailable, "full", "alarm disarm"},
-		{rpctypes.ErrGRPCCorrupt, backends.ErrUnavailable, "corrupt", ""},
-		{rpctypes.ErrGRPCCompacted, backends.ErrUnavailable, "compacted", ""},
-		{rpctypes.ErrTooManyRequests, backends.ErrUnavailable, "too many requests", ""},
-		{rpctypes.ErrGRPCLeaseTTLTooLarge, nil, "that long", ""},
-		{rpctypes.ErrGRPCTimeout, backends.ErrUnavailable, "timed out", ""},
-		{status.Error(codes.DeadlineExceeded, "x"), backends.ErrUnavailable, "no answer from etcd://h:2379", ""},
+		{says(saysNoLease), quorum.ErrGone, "", ""},
+		{says(saysLeaseExists), errExists, "", ""},
+		{says(saysAuthFailed), backends.ErrDenied, "refused user or password", "%XX"},
+		{says(saysNoUser), backends.ErrDenied, "asks for a user", "USER:PASSWORD"},
+		{says(saysDenied), backends.ErrDenied, "may not read or write", "readwrite ul/"},
+		{says(saysToken), backends.ErrUnavailable, "token", ""},
+		{says(saysOldRevision), backends.ErrUnavailable, "token", ""},
+		{says(saysNoLeader), backends.ErrUnavailable, "no leader", "majority"},
+		{says(saysLeaderChanged), backends.ErrUnavailable, "no leader", "majority"},
+		{says(saysFull), backends.ErrUnavailable, "full", "alarm disarm"},
+		{says(saysCorrupt), backends.ErrUnavailable, "corrupt", ""},
+		{says(saysCompacted), backends.ErrUnavailable, "compacted", ""},
+		{says(saysTooMany), backends.ErrUnavailable, "too many requests", ""},
+		{says(saysTTL), nil, "that long", ""},
+		{says(saysNotCapable), backends.ErrBroken, "too old", "3.4"},
+		{says("etcdserver: request timed out"), backends.ErrUnavailable, "request timed out", ""},
+		{&refusal{codeDeadline, "x"}, backends.ErrUnavailable, "no answer from etcd://h:2379", ""},
 		{context.DeadlineExceeded, backends.ErrUnavailable, "no answer from etcd://h:2379", ""},
 		{context.Canceled, backends.ErrUnavailable, "no answer from etcd://h:2379", ""},
-		{status.Error(codes.Unimplemented, "unknown service"), backends.ErrUnavailable, "does not answer as etcd", "host and port"},
-		{status.Error(codes.Unavailable, `connection error: desc = "transport: Error while dialing: dial tcp: lookup h: no such host"`), backends.ErrUnavailable, "no such host", "host in the store's URL"},
-		{status.Error(codes.Unavailable, secret), backends.ErrUnavailable, "xxxxx", ""},
+		{net.ErrClosed, backends.ErrUnavailable, "no answer from etcd://h:2379", ""},
+		{&refusal{codeUnimplemented, "unknown service"}, backends.ErrUnavailable, "does not answer as etcd", "host and port"},
+		{&net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", Name: "h", IsNotFound: true}}, backends.ErrUnreached, "no such host", "host in the store's URL"},
+		{&net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, backends.ErrUnreached, "no answer from etcd://h:2379", ""},
+		{&net.OpError{Op: "read", Err: syscall.ECONNRESET}, backends.ErrUnavailable, "reset", ""},
+		{&refusal{codeUnavailable, secret}, backends.ErrUnavailable, "xxxxx", ""},
 		{errors.New("something new"), backends.ErrUnavailable, "something new", ""},
 		{backends.Unavailable(nil, "as it is"), backends.ErrUnavailable, "as it is", ""},
 		{config, nil, "", ""},

@@ -33,7 +33,7 @@ func (v values) show(r *record, i int) backends.Record {
 	x := r.values[i]
 	return backends.Record{
 		Namespace: r.namespace, Lease: r.lease, Key: x.key, Value: []byte(x.bytes), Version: x.version,
-		Age: time.Duration(max(0, v.c.clock.wall()-x.written)),
+		Age: time.Duration(v.c.clock.wall() - x.written),
 	}
 }
 

@@ -81,6 +81,7 @@ type slot struct {
 	ttl     time.Duration
 	expires time.Time // zero: never
 	kept    time.Time
+	expired string // the handle of the holder whose end this was
 	ask     *backends.Ask
 	end     backends.End
 }
@@ -187,6 +188,7 @@ func (l *lease) finish(s *slot, end backends.End) {
 func (l *lease) settle(now time.Time) {
 	for _, number := range l.numbers() {
 		if s := l.slots[number]; s.handle != "" && !s.held(now) {
+			s.expired = s.handle
 			l.finish(s, backends.End{Outcome: backends.OutcomeUnknown})
 		}
 	}
@@ -255,6 +257,11 @@ func (c *Client) acquire(req backends.Request) (backends.Grant, error) {
 		return s.renew(now, backends.Grant{Namespace: req.Namespace, Lease: req.Lease, Holder: s.holder, Handle: req.Handle, Term: s.term, Slot: s.number, TTL: req.TTL})
 	}
 	l.settle(now)
+	for _, s := range l.slots {
+		if s.expired == req.Handle { // granted too late for its own run
+			s.kept, s.expired = time.Time{}, ""
+		}
+	}
 	busy := backends.BusyError{Namespace: req.Namespace, Lease: req.Lease}
 	for number := range req.Slots {
 		s := l.slots[number]
@@ -344,8 +351,15 @@ func (c *Client) Release(ctx context.Context, g backends.Grant, end backends.End
 			return nil
 		}
 		abandon := g.Term == 0
+		nothing := abandon || end.Outcome == backends.OutcomeNotStarted
 		s := l.carrying(g.Handle)
-		if s == nil || !abandon && (s.term != g.Term || s.number != g.Slot) || !s.held(now) && !abandon {
+		if s == nil || !abandon && (s.term != g.Term || s.number != g.Slot) || !s.held(now) && !nothing {
+			for _, s := range l.slots {
+				if nothing && s.expired == g.Handle {
+					s.kept, s.expired = time.Time{}, ""
+					c.server.changed()
+				}
+			}
 			return nil
 		}
 		next := lease{version: l.version, values: maps.Clone(l.values)}
@@ -359,7 +373,7 @@ func (c *Client) Release(ctx context.Context, g backends.Grant, end backends.End
 			end.Outcome = backends.OutcomeNotStarted
 		}
 		l.finish(s, end)
-		if abandon || end.Outcome == backends.OutcomeNotStarted {
+		if nothing {
 			s.kept = time.Time{}
 		}
 		c.server.changed()
@@ -562,7 +576,7 @@ type records struct{ c *Client }
 func (r records) show(of id, key string, v value) backends.Record {
 	return backends.Record{
 		Namespace: of.namespace, Lease: of.name, Key: key, Value: slices.Clone(v.bytes), Version: v.version,
-		Age: max(0, time.Since(v.written)),
+		Age: time.Since(v.written),
 	}
 }
 

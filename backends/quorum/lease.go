@@ -106,7 +106,7 @@ func (a *attempt) session(ctx context.Context, s *Session, seed string, ttl time
 func (a *attempt) ahead(ctx context.Context, p Peeker) (backends.Grant, error) {
 	begun := make(chan error, 1)
 	go func() { begun <- a.sessions(ctx) }()
-	slot, sessionErr := -1, error(nil)
+	slot := -1
 	var got backends.Grant
 	var taken bool
 	var l *lease
@@ -125,7 +125,7 @@ func (a *attempt) ahead(ctx context.Context, p Peeker) (backends.Grant, error) {
 		got, taken, err = a.take(ctx, l, slot, session, hold)
 		a.hand.loose = err != nil && !errors.Is(err, ErrGone)
 	}
-	sessionErr = <-begun
+	sessionErr := <-begun
 	if errors.Is(err, ErrGone) && sessionErr == nil {
 		got, taken, err = a.take(ctx, l, slot, a.hand.session, a.hand.hold)
 		if errors.Is(err, ErrGone) {
@@ -496,7 +496,10 @@ func (c *Client) finish(ctx context.Context, g backends.Grant, l *lease, e backe
 		}
 		there, err := l.of(g)
 		if err != nil {
-			return nil //nolint:nilerr // it has ended
+			if e.Outcome == backends.OutcomeNotStarted { // and its hold has not
+				return c.close(ctx, p, g.Slot, g.Term, stood(e))
+			}
+			return nil // it has ended
 		}
 		var t Txn
 		t.check(p.doc(), l.version)

@@ -72,6 +72,7 @@ func (c *Client) record(p place, pair Pair) (backends.Record, error) {
 	}
 	return backends.Record{
 		Namespace: p.namespace, Lease: p.name, Key: key, Value: value, Version: pair.Version,
+		// By the clocks of two hosts: what seems to come is their difference.
 		Age: max(0, time.Duration(c.millis()-at)*time.Millisecond),
 	}, nil
 }

@@ -80,8 +80,9 @@ func (c *Client) handshake(err error) error {
 // unconnected reports whether there was no connection over which anything could have been asked.
 func unconnected(err error) bool {
 	_, plain := errors.AsType[*notEncrypted](err)
+	_, mute := errors.AsType[*unmet](err)
 	dial, ok := errors.AsType[*net.OpError](err)
-	return plain || ok && dial.Op == "dial"
+	return plain || mute || ok && dial.Op == "dial"
 }
 
 func isTimeout(err error) bool {

@@ -325,39 +325,73 @@ func TestWhatIsNotOursIsNotTouched(t *testing.T) {
 
 // Nodes can disagree for a moment, in a fail-over or while slots are moved. The URL is not to blame.
 func TestNodesThatSendARequestToEachOtherAreUnavailable(t *testing.T) {
-	var nodes [2]net.Listener
+	var nodes [2]atomic.Value
 	for i := range nodes {
-		l, err := net.Listen("tcp4", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = l.Close() })
-		nodes[i] = l
-	}
-	for i, l := range nodes {
-		other := nodes[1-i].Addr().String()
-		go func() {
-			for {
-				conn, err := l.Accept()
-				if err != nil {
-					return
-				}
-				go func() {
-					defer conn.Close()
-					disagree(conn, other)
-				}()
+		nodes[i].Store(standIn(t, func(command string) string {
+			if command == "eval" || command == "evalsha" {
+				return fmt.Sprintf("-MOVED 1 %s\r\n", nodes[1-i].Load())
 			}
-		}()
+			return "+OK\r\n"
+		}))
 	}
-	s := opened(t, "redis+cluster://"+nodes[0].Addr().String()+","+nodes[1].Addr().String())
+	s := opened(t, fmt.Sprintf("redis+cluster://%s,%s", nodes[0].Load(), nodes[1].Load()))
 	_, err := acquire(t, s, request("moved"))
 	if !errors.Is(err, backends.ErrUnavailable) || !strings.Contains(backends.Hint(err), "do not agree") {
 		t.Errorf("Acquire: got %v with the hint %q, want unavailable", err, backends.Hint(err))
 	}
 }
 
-// disagree greets, and names the other for every script.
-func disagree(conn net.Conn, other string) {
+// A primary that was replaced does not know it while it is cut off from the sentinels. Its holder may still reach both.
+func TestAHolderFollowsTheSentinelsAndNotItsPrimary(t *testing.T) {
+	old, promoted := servers.StartRedis(t, servers.RedisOptions{}), servers.StartRedis(t, servers.RedisOptions{})
+	var primary atomic.Pointer[servers.Redis]
+	primary.Store(old)
+	sentinel := standIn(t, func(command string) string {
+		if command == "sentinel" {
+			port := strconv.Itoa(primary.Load().Port)
+			return fmt.Sprintf("*2\r\n$9\r\n127.0.0.1\r\n$%d\r\n%s\r\n", len(port), port)
+		}
+		return "+OK\r\n"
+	})
+	s := opened(t, "redis+sentinel://"+sentinel+"/mymaster")
+	g := granted(t, s, request("replaced"))
+	primary.Store(promoted)
+	for begun := time.Now(); ; {
+		err := renew(t, s, g)
+		if errors.Is(err, backends.ErrLost) {
+			break
+		}
+		if err != nil || time.Since(begun) > 10*sentinelAge {
+			t.Fatalf("Renew: got %v, want lost within %v: the new primary does not know the grant", err, sentinelAge)
+		}
+		time.Sleep(sentinelAge / 10) // nothing tells how old the word of a sentinel is
+	}
+}
+
+// standIn listens, greets as Redis 7 does, and says what answer returns for every other command, by its first word.
+func standIn(t *testing.T, answer func(command string) string) (addr string) {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				converse(conn, answer)
+			}()
+		}
+	}()
+	return l.Addr().String()
+}
+
+func converse(conn net.Conn, answer func(command string) string) {
 	in := bufio.NewReader(conn)
 	number := func() int {
 		line, err := in.ReadString('\n')
@@ -385,14 +419,11 @@ func disagree(conn net.Conn, other string) {
 				command = strings.ToLower(strings.TrimSpace(string(word)))
 			}
 		}
-		answer := "+OK\r\n"
-		switch command {
-		case "hello":
-			answer = "*4\r\n$7\r\nversion\r\n$6\r\n7.0.15\r\n$5\r\nproto\r\n:2\r\n"
-		case "eval", "evalsha":
-			answer = "-MOVED 1 " + other + "\r\n"
+		said := "*4\r\n$7\r\nversion\r\n$6\r\n7.0.15\r\n$5\r\nproto\r\n:2\r\n"
+		if command != "hello" {
+			said = answer(command)
 		}
-		if _, err := io.WriteString(conn, answer); err != nil {
+		if _, err := io.WriteString(conn, said); err != nil {
 			return
 		}
 	}
@@ -598,5 +629,63 @@ func TestAnOldServerIsRefused(t *testing.T) {
 		if asked.Load() != 1 {
 			t.Errorf("%s: asked %d times, want once", name, asked.Load())
 		}
+	}
+}
+
+// A request that was held back on its way, as a network does to one whose sender has given up, comes when its acquisition is over.
+func TestWhatWasGivenBackIsNotGrantedLate(t *testing.T) {
+	r := servers.StartRedis(t, servers.RedisOptions{})
+	c, other := opened(t, "redis://"+r.Addr()), opened(t, "redis://"+r.Addr())
+	for _, lease := range []string{"abandoned", "released", "never granted"} {
+		req := request(lease)
+		req.Hold = time.Hour
+		back := backends.Grant{Lease: lease, Handle: req.Handle}
+		switch lease {
+		case "abandoned":
+			granted(t, c, req)
+		case "released":
+			req.Hold = 0
+			back = granted(t, c, req)
+		}
+		if err := c.Release(t.Context(), back, backends.End{}); err != nil {
+			t.Fatal(err)
+		}
+		if g, err := acquire(t, other, req); !errors.Is(err, backends.ErrLost) {
+			t.Errorf("%s: got %+v and %v for a handle that was given back, want lost", lease, g, err)
+		}
+		granted(t, other, request(lease))
+	}
+}
+
+// The terms of a clock that was ahead are kept until they have passed, and no use is needed for that.
+func TestATermAheadOfTheClockIsRemembered(t *testing.T) {
+	r := servers.StartRedis(t, servers.RedisOptions{Clock: true})
+	s := opened(t, "redis://"+r.Addr())
+	const ahead = 400 * 24 * time.Hour
+	r.SetClock(ahead)
+	g := granted(t, s, request("ahead"))
+	if err := s.Release(t.Context(), g, backends.End{Outcome: "ok"}); err != nil {
+		t.Fatal(err)
+	}
+	r.SetClock(0)
+	g = granted(t, s, request("ahead"))
+	if err := s.Release(t.Context(), g, backends.End{Outcome: "ok"}); err != nil {
+		t.Fatal(err)
+	}
+	left, err := strconv.Atoi(r.Do("PTTL", keyOf("", "ahead")))
+	if want := ahead + 6*24*time.Hour; err != nil || time.Duration(left)*time.Millisecond < want {
+		t.Errorf("the key lives for %v and %v, want more than %v", time.Duration(left)*time.Millisecond, err, want)
+	}
+}
+
+// A marker that a fail-over would forget is none: the gate says so, and runs again.
+func TestARecordCountsWhenTheReplicasHaveIt(t *testing.T) {
+	r := servers.StartRedis(t, servers.RedisOptions{})
+	s := opened(t, "redis://"+r.Addr()+"?replicas=1")
+	_, err := tries(t, time.Second, func(ctx context.Context) (int64, error) {
+		return s.Records().Put(ctx, "", "marked", backends.Put{Key: "k", Value: []byte("v")}, nil)
+	})
+	if !errors.Is(err, backends.ErrUnavailable) || !strings.Contains(err.Error(), "0 of 1 replicas") {
+		t.Errorf("Put: got %v, want unavailable, for no replica has it", err)
 	}
 }

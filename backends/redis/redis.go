@@ -15,9 +15,10 @@
 //	n    the plain names, with a zero byte between: compared by every script
 //	t    the last term; c: how many slots were ever used; m: how many records; v: the last version of a record
 //	s0…  a slot, as JSON: h handle, w holder, t term, b since, l ttl, e expiry, d hold, k kept until, p how the last
-//	     holder ended, q what is asked; instants and durations in milliseconds
+//	     holder ended, q what is asked, x the handle of a holder that has expired; instants and durations in milliseconds
 //	p    the last 50 ends, one JSON object a line, newest first
 //	q    those that wait, one a line: place, end of the ticket, slots, ticket
+//	z    tickets of the last 16 acquisitions that were given back
 //	r:…  a record: its version, when it was written, its bytes
 //
 // It lives for 7 days after its last use, and for ever where it has records.

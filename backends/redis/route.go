@@ -37,14 +37,19 @@ func (s single) moved(string, string) bool                   { return false }
 func (s single) failed(string, string)                       {}
 func (s single) primaries(context.Context) ([]string, error) { return []string{string(s)}, nil }
 
-// watched is the primary that sentinels name. It is asked for when it is not known, and again after each failure.
+// watched is the primary that sentinels name. It is asked for when it is not known, after each failure, and again before a request when the
+// last answer has an age: a holder that can still reach a primary which was replaced would else renew there for ever.
 type watched struct {
 	client *Client
 
 	mu      sync.Mutex
 	primary string
-	next    int // the sentinel to ask first
+	asked   time.Time // when the sentinels were asked for it
+	next    int       // the sentinel to ask first
 }
+
+// sentinelAge is how old the word of a sentinel may be. A run renews less often, with the ttl of most.
+const sentinelAge = time.Second
 
 // sentinelShare is the part of the time left that one sentinel gets, so that a dead one does not use up an attempt.
 const sentinelShare = 3
@@ -52,18 +57,32 @@ const sentinelShare = 3
 func (w *watched) to(ctx context.Context, _ string) (string, error) {
 	w.mu.Lock()
 	primary, next := w.primary, w.next
+	young := time.Since(w.asked) < sentinelAge
 	w.mu.Unlock()
-	if primary != "" {
-		return primary, nil
-	}
 	hosts := w.client.settings.hosts
+	if primary != "" {
+		if young {
+			return primary, nil
+		}
+		// One is asked. Where it does not answer, the primary that is known is as good as before, and another one is asked next time.
+		addr, err := w.ask(ctx, hosts[next%len(hosts)])
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.asked = time.Now()
+		if err != nil {
+			w.next++
+			return primary, nil
+		}
+		w.primary = addr
+		return addr, nil
+	}
 	var failures []error
 	for i := range hosts {
 		at := (next + i) % len(hosts)
 		addr, err := w.ask(ctx, hosts[at])
 		if err == nil {
 			w.mu.Lock()
-			w.primary, w.next = addr, at
+			w.primary, w.next, w.asked = addr, at, time.Now()
 			w.mu.Unlock()
 			return addr, nil
 		}
@@ -331,6 +350,11 @@ func (n *node) dial(ctx, alive context.Context, network, addr string) (net.Conn,
 	return encrypted, nil
 }
 
+// unmet is why a server could not be greeted. Nothing else was sent to it.
+type unmet struct{ error }
+
+func (e *unmet) Unwrap() error { return e.error }
+
 // notEncrypted is why a connection could not be encrypted.
 type notEncrypted struct{ error }
 
@@ -407,6 +431,7 @@ func (greeting) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook {
 			e, ok := errors.AsType[goredis.Error](err)
 			switch {
 			case !ok:
+				return &unmet{err}
 			case strings.HasPrefix(e.Error(), "WRONGPASS"), strings.HasPrefix(e.Error(), "NOAUTH"):
 				// The library would try the same password once more, or go on without one.
 				return &refused{e.Error()}

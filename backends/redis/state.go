@@ -244,7 +244,7 @@ func (r records) record(namespace, lease, key, raw, now string) (backends.Record
 	written, value, ok2 := strings.Cut(rest, " ")
 	var d digits
 	rec := backends.Record{Namespace: namespace, Lease: lease, Key: key, Value: []byte(value), Version: d.read(version)}
-	rec.Age = max(0, time.Duration(d.read(now)-d.read(written))*time.Millisecond)
+	rec.Age = time.Duration(d.read(now)-d.read(written)) * time.Millisecond
 	if d.err != nil || !ok1 || !ok2 {
 		return backends.Record{}, backends.Broken(nil, "%s: the record %q of %q cannot be read", r.c.address, key, backends.Display(namespace, lease))
 	}
@@ -260,7 +260,7 @@ func (r records) Put(ctx context.Context, namespace, lease string, p backends.Pu
 	if while != nil {
 		handle, slot, term = while.Handle, strconv.Itoa(while.Slot), while.Term.String()
 	}
-	words, err := r.c.eval(ctx, toPutRecord, namespace, lease, false, handle, slot, term, p.Key, p.Version, p.Value)
+	words, err := r.c.eval(ctx, toPutRecord, namespace, lease, true, handle, slot, term, p.Key, p.Version, p.Value)
 	if err != nil {
 		return 0, err
 	}

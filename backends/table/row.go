@@ -196,6 +196,14 @@ func (l *lease) carrying(digest string) *slot {
 	return nil
 }
 
+// ofTerm returns the slot whose last holder had the grant, whether it is in force or not.
+func (l *lease) ofTerm(h Held) *slot {
+	if h.Term == 0 || h.Slot < 0 || h.Slot >= len(l.slots) || l.slots[h.Slot].Term != h.Term {
+		return nil
+	}
+	return &l.slots[h.Slot]
+}
+
 // force returns the slot of a grant, and why the grant is not in force.
 func (l *lease) force(h Held) (*slot, string) {
 	if h.Slot < 0 || h.Slot >= len(l.slots) {
@@ -320,6 +328,6 @@ func (l *lease) record(key string, r record) (backends.Record, error) {
 	}
 	return backends.Record{
 		Namespace: l.row.Namespace, Lease: l.row.Lease, Key: string(plain), Value: value, Version: r.Version,
-		Age: millis(max(0, l.now-r.Written)),
+		Age: millis(l.now - r.Written),
 	}, nil
 }

@@ -293,9 +293,10 @@ func (c *Client) Acquire(ctx context.Context, req backends.Request) (backends.Gr
 // set back: then the terms go on without it.
 const longestAhead = 50 * time.Millisecond
 
-// passes lets the clock pass a term, so that the same one cannot be given again when the row is deleted.
+// passes lets the clock reach a term that is ahead of it, as the one after a short run of another is: else a lower one could be given when
+// the row is deleted. In the millisecond of the term itself nobody can have learned of the grant, deleted the row and asked anew.
 func (c *Client) passes(ctx context.Context, l *lease, g backends.Grant) error {
-	ahead := time.Duration((int64(g.Term)+1)*1000-l.row.Micros) * time.Microsecond
+	ahead := time.Duration(int64(g.Term)*1000-l.row.Micros) * time.Microsecond
 	if ahead <= 0 {
 		return nil
 	}
@@ -381,6 +382,16 @@ func (c *Client) Release(ctx context.Context, g backends.Grant, e backends.End) 
 			}
 			return struct{}{}, err
 		})
+		if err == nil && drop {
+			err = c.change(ctx, h.Key, false, func(l *lease) error {
+				s := l.ofTerm(h)
+				if s == nil || s.Kept <= l.now {
+					return errNothing
+				}
+				s.Kept, l.wake = 0, true // the grant has ended, and its hold has not
+				return nil
+			})
+		}
 	} else {
 		err = c.change(ctx, h.Key, false, func(l *lease) error {
 			s, why := l.force(h)

@@ -124,7 +124,7 @@ func manPages(dir string) error {
 // completions asks the program, built for the host.
 func completions(dir string) error {
 	for shell, file := range map[string]string{"bash": "underlease.bash", "zsh": "_underlease", "fish": "underlease.fish"} {
-		text, err := output(nil, "go", "run", "-tags=grpcnotrace", ".", "completion", shell)
+		text, err := output(nil, "go", "run", ".", "completion", shell)
 		if err != nil {
 			return err
 		}
@@ -168,7 +168,7 @@ func licences() ([]byte, error) {
 	found := map[string]map[string]bool{} // module and version, and its files
 	for _, target := range targets {
 		system, processor, _ := strings.Cut(target, "/")
-		list, err := output([]string{"GOOS=" + system, "GOARCH=" + processor, "GOFLAGS=-mod=readonly"}, "go", "list", "-tags=grpcnotrace", "-deps", "-json=Dir,Module", ".")
+		list, err := output([]string{"GOOS=" + system, "GOARCH=" + processor, "GOFLAGS=-mod=readonly"}, "go", "list", "-deps", "-json=Dir,Module", ".")
 		if err != nil {
 			return nil, err
 		}

@@ -106,6 +106,9 @@ func run() int {
 	if e = Subreaper(); e != 0 {
 		return exitRefused
 	}
+	// Who has stopped this process shall not stop the end of an orphaned tree: the kernel lets it go on when the wrapper ends. At any other
+	// moment the signal means nothing here.
+	syscall.RawSyscall6(syscall.SYS_PRCTL, prSetPdeathsig, uintptr(syscall.SIGCONT), 0, 0, 0, 0)
 	if g.wrapperFd, e = PidfdOpen(g.wrapper); e != 0 {
 		g.wrapperFd = -1 // before 5.3: the end of the connection says it too
 	}

@@ -53,10 +53,16 @@ func Etcdctl(t testing.TB) string {
 	return built(t, NeedEtcd, "etcd", "go.etcd.io/etcd/etcdctl/v3", "etcdctl")
 }
 
+// EtcdProgram returns the path of the server.
+func EtcdProgram(t testing.TB) string {
+	t.Helper()
+	return built(t, NeedEtcd, "etcd", "go.etcd.io/etcd/server/v3", "etcd")
+}
+
 // StartEtcd starts so many servers of one cluster, and returns when all are ready.
 func StartEtcd(t testing.TB, nodes int, o EtcdOptions) *EtcdCluster {
 	t.Helper()
-	program := built(t, NeedEtcd, "etcd", "go.etcd.io/etcd/server/v3", "etcd")
+	program := EtcdProgram(t)
 	c := &EtcdCluster{t: t}
 	var initial []string
 	for i := range nodes {

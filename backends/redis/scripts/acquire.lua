@@ -1,6 +1,7 @@
 -- ARGV: name, handle, holder, slots, ttl, hold, ticket
 local handle, holder, n, ttl, hold, ticket = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 load()
+if is_over(ticket) then return {'lost', 'it was given back'} end
 local s = carrying(handle)
 if s and held(s) then
 	if broken_by(s) then return {'lost', 'broken by an operator: ' .. s.q.r} end
@@ -14,8 +15,16 @@ end
 for i = 0, count - 1 do
 	local s = slots[i]
 	if s and (s.h ~= '' and not held(s)) then
-		finish(s, unknown)
+		if s.h == handle then -- it was granted too late for its own run
+			finish(s, {o = 'not-started', c = 0, m = 0})
+			s.k = 0
+		else
+			s.x = s.h
+			finish(s, unknown)
+		end
 		s.moved = true
+	elseif s and s.x == handle then
+		s.k, s.x, s.moved = 0, nil, true
 	end
 end
 local busy

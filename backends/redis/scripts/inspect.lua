@@ -1,4 +1,5 @@
 -- ARGV: name (empty: whatever it is)
+writable() -- a replica may be behind: it would say free where a run is refused
 load()
 local waiting = 0
 for _, w in ipairs(waiters()) do

@@ -20,7 +20,8 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local function int(n) return string.format('%.0f', n) end
 
-local last, count, records, version, past, queue = 0, 0, 0, 0, '', ''
+local last, count, records, version, past, queue, ended = 0, 0, 0, 0, '', '', ''
+local was = {} -- what is long and seldom changes, as it was loaded
 local slots = {} -- by number; those that were ever used
 local exists = false
 local fields = {} -- to be written, name and value by turns
@@ -41,7 +42,7 @@ local function decode(i, raw)
 end
 
 local function load()
-	local f = call('HMGET', key, 'f', 'n', 't', 'c', 'm', 'v', 'p', 'q')
+	local f = call('HMGET', key, 'f', 'n', 't', 'c', 'm', 'v', 'p', 'q', 'z')
 	if not f[1] then
 		if call('EXISTS', key) == 1 then fail('foreign') end
 		return
@@ -52,7 +53,8 @@ local function load()
 	exists = true
 	last, count, records, version = tonumber(f[3]), tonumber(f[4]), tonumber(f[5]), tonumber(f[6])
 	if not (last and count and records and version) then fail('broken', 'its counters cannot be read') end
-	past, queue = f[7] or '', f[8] or ''
+	past, queue, ended = f[7] or '', f[8] or '', f[9] or ''
+	was = {p = past, q = queue, z = ended}
 	for from = 0, count - 1, 500 do -- Lua's stack has room for so many
 		local want = {}
 		for i = from, math.min(count, from + 500) - 1 do want[#want + 1] = 's' .. i end
@@ -79,7 +81,18 @@ local function carrying(handle)
 	return nil
 end
 
+-- was_carrying finds the slot of a holder that has expired, as long as nobody else took it.
+local function was_carrying(handle)
+	if handle == '' then return nil end
+	for i = 0, count - 1 do
+		if slots[i] and slots[i].x == handle then return slots[i] end
+	end
+	return nil
+end
+
 local function broken_by(s) return s.q and s.q.k == 'break' end
+
+local function is_over(ticket) return string.find(ended, ticket .. ' ', 1, true) ~= nil end
 
 local function put(field, value)
 	fields[#fields + 1], fields[#fields + 2] = field, value
@@ -87,18 +100,21 @@ end
 
 local function save(s)
 	put('s' .. s.i, cjson.encode({
-		h = s.h, w = s.w, t = int(s.t), b = s.b, l = s.l, e = s.e, d = s.d, k = s.k, p = s.p, q = s.q,
+		h = s.h, w = s.w, t = int(s.t), b = s.b, l = s.l, e = s.e, d = s.d, k = s.k, p = s.p, q = s.q, x = s.x,
 	}))
 end
 
 -- commit writes what was put. The key lives as long as it has records, and else for the retention after its last use.
 local function commit()
+	for field, value in pairs({p = past, q = queue, z = ended}) do
+		if value ~= (was[field] or '') then put(field, value) end
+	end
 	if #fields == 0 then return end
 	if not exists then
 		put('f', '1')
 		put('n', name)
 	end
-	put('t', int(last)); put('c', int(count)); put('m', int(records)); put('v', int(version)); put('p', past); put('q', queue)
+	put('t', int(last)); put('c', int(count)); put('m', int(records)); put('v', int(version))
 	for from = 1, #fields, 500 do
 		call('HSET', key, unpack(fields, from, math.min(#fields, from + 499)))
 	end
@@ -106,7 +122,8 @@ local function commit()
 		call('PERSIST', key)
 		return
 	end
-	local longest = 0
+	-- A last term ahead of a clock that was set back outlives it: the next one is greater, whenever it comes.
+	local longest = math.max(0, last - now)
 	for _, s in pairs(slots) do longest = math.max(longest, left(s)) end
 	call('PEXPIRE', key, int(longest + retention))
 end
@@ -170,6 +187,12 @@ local function wake(slot)
 		end
 	end
 	wait_in(rest)
+end
+
+-- over remembers for a while that an acquisition has ended: a request of it that was held back on its way grants nothing any more.
+local function over(ticket)
+	if is_over(ticket) then return end
+	ended = ticket .. ' ' .. string.sub(ended, 1, 15 * (#ticket + 1))
 end
 
 local function asked(s)

@@ -27,6 +27,5 @@ for _, w in ipairs(waiters()) do
 end
 if not placed then all[#all + 1] = mine end
 wait_in(all)
-put('q', queue)
 commit()
 return {'wait', at, int(shortest)}

@@ -80,7 +80,10 @@ func Run(t *testing.T, h Harness) {
 		{"WhatOnlyReadsMakesNothing", readsOnly},
 		{"WhatCannotBeShownHidesNothing", damaged},
 	} {
-		t.Run(c.name, func(t *testing.T) { c.test(t, h) })
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel() // each has its own server, and most wait most of the time
+			c.test(t, h)
+		})
 	}
 }
 
@@ -417,6 +420,9 @@ func foreign(t *testing.T, h Harness) {
 	}
 }
 
+// late is how late a busy machine may be. What is looked for is an hour, or for ever.
+const late = 5 * time.Second
+
 // C63.
 func hourAway(t *testing.T, h Harness) {
 	server := h.Start(t, Options{Clock: true})
@@ -444,7 +450,7 @@ func hourAway(t *testing.T, h Harness) {
 			_, err := Acquire(t, s, Request(lease))
 			return err
 		})
-		if took := time.Since(begun); took < req.TTL-5*time.Millisecond || took > req.TTL+time.Second {
+		if took := time.Since(begun); took < req.TTL-5*time.Millisecond || took > req.TTL+late {
 			t.Errorf("%v ahead: free after %v, want the ttl of %v", ahead, took, req.TTL)
 		}
 	}
@@ -476,7 +482,7 @@ func clockSet(t *testing.T, h Harness) {
 			t.Errorf("%s: free after %v, want %v to %v", what, took, least, most)
 		}
 	}
-	within("renewed", req.TTL, req.TTL+time.Second)
+	within("renewed", req.TTL, req.TTL+late)
 	if next.Term <= g.Term {
 		t.Errorf("term: got %d, want more than %d", next.Term, g.Term)
 	}
@@ -487,7 +493,7 @@ func clockSet(t *testing.T, h Harness) {
 	Granted(t, s, req)
 	server.SetClock(-2 * time.Hour)
 	begun = time.Now()
-	within("not renewed", 0, req.TTL+time.Second)
+	within("not renewed", 0, req.TTL+late)
 	server.SetClock(time.Hour)
 	last := Granted(t, s, Request("l"))
 	if last.Term <= next.Term {

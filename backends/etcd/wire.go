@@ -1,0 +1,431 @@
+package etcd
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// wire speaks gRPC with one of the members, over the HTTP/2 of the standard library: a request is a POST whose body is one message
+// behind five bytes, its outcome stands in the trailer.
+//
+// Source: gRPC over HTTP2, the protocol.
+//
+// The client library of etcd does the same, and half of what it costs is spent before main: it reads descriptions of all messages of
+// etcd, and of what they are described with. A dozen messages are needed here (see messages.go).
+type wire struct {
+	scheme         string // http or https
+	hosts          []string
+	user, password string
+	tls            *tls.Config
+
+	mu     sync.Mutex
+	at     int // of hosts: who is asked
+	now    *line
+	token  string
+	closed bool
+}
+
+// line is what connections are made with. It is given up as a whole.
+type line struct {
+	transport *http.Transport
+
+	mu    sync.Mutex
+	conns map[net.Conn]bool
+	ended bool
+}
+
+func newWire(s settings) *wire {
+	w := &wire{scheme: "http", hosts: s.hosts, user: s.user, password: s.password, tls: s.tls, at: rand.IntN(len(s.hosts))}
+	if s.tls != nil {
+		w.scheme = "https"
+	}
+	return w
+}
+
+// A member that is gone without a word is found out where only a watch is under way.
+// Source: etcd refuses pings that come more often than every 5 s (grpc-keepalive-min-time).
+const (
+	pingAfter = 6 * time.Second
+	pingLimit = 3 * time.Second
+)
+
+// dialLimit is the key under which a request says how long a connection may take to be made.
+type dialLimit struct{}
+
+func (w *wire) newLine() *line {
+	l := &line{conns: map[net.Conn]bool{}}
+	var protocols http.Protocols
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(true)
+	l.transport = &http.Transport{
+		Protocols: &protocols, TLSClientConfig: w.tls, DisableCompression: true,
+		MaxConnsPerHost: 1, // all requests share one; without a limit each of those that begin at once would make its own
+		HTTP2:           &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingLimit},
+		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			d := net.Dialer{}
+			d.Timeout, _ = ctx.Value(dialLimit{}).(time.Duration)
+			c, err := d.DialContext(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			return l.keep(c)
+		},
+	}
+	return l
+}
+
+// conn is a connection that is known until it is closed.
+type conn struct {
+	net.Conn
+	line *line
+}
+
+func (c *conn) Close() error {
+	c.line.mu.Lock()
+	delete(c.line.conns, c)
+	c.line.mu.Unlock()
+	return c.Conn.Close()
+}
+
+func (l *line) keep(c net.Conn) (net.Conn, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended {
+		_ = c.Close()
+		return nil, net.ErrClosed
+	}
+	known := &conn{c, l}
+	l.conns[known] = true
+	return known, nil
+}
+
+// end closes all connections, also those that are in use.
+func (l *line) end() {
+	l.mu.Lock()
+	l.ended = true
+	conns := l.conns
+	l.conns = nil
+	l.mu.Unlock()
+	for c := range conns {
+		_ = c.(*conn).Conn.Close()
+	}
+	l.transport.CloseIdleConnections()
+}
+
+// line returns the one in use.
+func (w *wire) line() (*line, int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return nil, 0, errClosed
+	}
+	if w.now == nil {
+		w.now = w.newLine()
+	}
+	return w.now, w.at, nil
+}
+
+var errClosed = errors.New("the client is closed")
+
+// leave gives a line up, and asks the next member from then on.
+func (w *wire) leave(l *line, at int) {
+	w.mu.Lock()
+	mine := w.now == l
+	if mine {
+		w.now = nil
+	}
+	if w.at == at {
+		w.at = (at + 1) % len(w.hosts)
+	}
+	w.mu.Unlock()
+	if mine {
+		l.end()
+	}
+}
+
+func (w *wire) close() {
+	w.mu.Lock()
+	l := w.now
+	w.now, w.closed = nil, true
+	w.mu.Unlock()
+	if l != nil {
+		l.end()
+	}
+}
+
+// refusal is what a server says in the place of an answer.
+type refusal struct {
+	code int // of gRPC
+	text string
+}
+
+func (r *refusal) Error() string { return r.text }
+
+// Codes of gRPC.
+const (
+	codeCanceled      = 1
+	codeDeadline      = 4
+	codeUnimplemented = 12
+	codeUnavailable   = 14
+)
+
+// call sends a request, and returns the first message of the answer. Where a connection cannot be made, another member is asked; one
+// that has no leader does nothing, and another may have one.
+func (w *wire) call(ctx context.Context, method string, request []byte) ([]byte, error) {
+	again := false
+	for {
+		token, err := w.login(ctx)
+		if err != nil {
+			return nil, err
+		}
+		answer, err := w.each(ctx, method, request, token)
+		r, refused := errors.AsType[*refusal](err)
+		if !refused || again || w.user == "" || r.text != saysToken && r.text != saysOldRevision {
+			return answer, err
+		}
+		again = true // once
+		w.mu.Lock()
+		if w.token == token {
+			w.token = ""
+		}
+		w.mu.Unlock()
+	}
+}
+
+// login returns a token, or nothing where none is needed.
+func (w *wire) login(ctx context.Context) (string, error) {
+	w.mu.Lock()
+	token := w.token
+	w.mu.Unlock()
+	if w.user == "" || token != "" {
+		return token, nil
+	}
+	b, err := w.each(ctx, methodAuthenticate, authenticateRequest(w.user, w.password), "")
+	if r, ok := errors.AsType[*refusal](err); ok && r.text == saysNoAuth {
+		return "", nil
+	}
+	if err == nil {
+		token, err = authenticateResponse(b)
+	}
+	if err != nil {
+		return "", err
+	}
+	w.mu.Lock()
+	w.token = token
+	w.mu.Unlock()
+	return token, nil
+}
+
+// each asks one member after another as long as nothing can have been done.
+func (w *wire) each(ctx context.Context, method string, request []byte, token string) (answer []byte, err error) {
+	for left := len(w.hosts); left > 0; left-- {
+		l, at, lineErr := w.line()
+		if lineErr != nil {
+			return nil, lineErr
+		}
+		answer, err = w.one(ctx, l, w.hosts[at], method, request, token, left)
+		if err == nil {
+			return answer, nil
+		}
+		r, refused := errors.AsType[*refusal](err)
+		switch {
+		case refused && r.text != saysNoLeader:
+			if r.code == codeUnavailable || r.code == codeDeadline {
+				w.next(at) // another one may be better off
+			}
+			return nil, err
+		case refused, unconnected(err) && ctx.Err() == nil:
+			w.next(at)
+		default:
+			// Whether it was done is not known, and what these connections are good for.
+			if !errors.Is(ctx.Err(), context.Canceled) {
+				w.leave(l, at)
+			}
+			return nil, err
+		}
+	}
+	return nil, err
+}
+
+// next asks the next member from now on.
+func (w *wire) next(at int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.at == at {
+		w.at = (at + 1) % len(w.hosts)
+	}
+}
+
+// shortestDial is how long a connection may take at least.
+const shortestDial = 50 * time.Millisecond
+
+func (w *wire) one(ctx context.Context, l *line, host, method string, request []byte, token string, left int) ([]byte, error) {
+	body, err := w.open(ctx, l, host, method, bytes.NewReader(frame(request)), token, left)
+	if err != nil {
+		return nil, err
+	}
+	defer body.end()
+	answer, err := body.message()
+	if err == nil {
+		_, err = body.message() // what became of it stands behind it
+	} else if errors.Is(err, io.EOF) {
+		err = fmt.Errorf("%w: it is empty", errMessage)
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	return answer, nil
+}
+
+// open sends the begin of a request, and returns the answer as soon as it begins.
+func (w *wire) open(ctx context.Context, l *line, host, method string, request io.Reader, token string, left int) (*answers, error) {
+	limit := defaultTimeout
+	if deadline, ok := ctx.Deadline(); ok {
+		limit = time.Until(deadline)
+	}
+	limit = max(shortestDial, limit/time.Duration(left))
+	u := &url.URL{Scheme: w.scheme, Host: host, Path: method}
+	req, err := http.NewRequestWithContext(context.WithValue(ctx, dialLimit{}, limit), http.MethodPost, u.String(), request)
+	if err != nil {
+		return nil, err
+	}
+	req.Header = http.Header{
+		"Content-Type": {"application/grpc"}, "Te": {"trailers"},
+		"User-Agent": {"underlease"},
+		"Hasleader":  {"true"}, // a member that has no leader then says so, instead of saying nothing
+	}
+	if token != "" {
+		req.Header.Set("Token", token)
+	}
+	res, err := l.transport.RoundTrip(req) //nolint:bodyclose // answers.end closes it
+	if err != nil {
+		return nil, err
+	}
+	if res.StatusCode != http.StatusOK || !strings.HasPrefix(res.Header.Get("Content-Type"), "application/grpc") {
+		_ = res.Body.Close()
+		return nil, &refusal{codeUnimplemented, res.Status}
+	}
+	if err := outcome(res.Header); err != nil { // no message at all
+		_ = res.Body.Close()
+		return nil, err
+	}
+	return &answers{ReadCloser: res.Body, trailer: func() http.Header { return res.Trailer }}, nil
+}
+
+// outcome is what a header or a trailer says.
+func outcome(h http.Header) error {
+	text := h.Get("Grpc-Status")
+	if text == "" || text == "0" {
+		return nil
+	}
+	code, err := strconv.Atoi(text)
+	if err != nil {
+		return fmt.Errorf("%w: it has the status %q", errMessage, text)
+	}
+	words, err := url.PathUnescape(h.Get("Grpc-Message"))
+	if err != nil {
+		words = h.Get("Grpc-Message")
+	}
+	return &refusal{code, words}
+}
+
+// answers are the messages of one request.
+type answers struct {
+	io.ReadCloser
+	trailer func() http.Header
+}
+
+// end gives up what was not read.
+func (a *answers) end() { _ = a.Close() }
+
+// largest bounds a message. Source: etcd takes and gives 1.5 MiB of a key, and a list is as large as what is in it.
+const largest = 256 << 20
+
+// message returns the next one, or [io.EOF] where the server has ended the answer without a complaint.
+func (a *answers) message() ([]byte, error) {
+	var head [5]byte
+	if _, err := io.ReadFull(a, head[:]); err != nil {
+		if errors.Is(err, io.EOF) {
+			if said := outcome(a.trailer()); said != nil {
+				return nil, said
+			}
+		}
+		return nil, err
+	}
+	size := binary.BigEndian.Uint32(head[1:])
+	if head[0] != 0 || size > largest {
+		return nil, fmt.Errorf("%w: %d bytes, compressed or too many", errMessage, size)
+	}
+	b := make([]byte, size)
+	if _, err := io.ReadFull(a, b); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// frame puts a message behind its length.
+func frame(message []byte) []byte {
+	b := make([]byte, 5, 5+len(message))
+	binary.BigEndian.PutUint32(b[1:], uint32(len(message)))
+	return append(b, message...)
+}
+
+// watch sends a request and calls f with each message of the answer until f says that it has seen enough.
+func (w *wire) watch(ctx context.Context, request []byte, f func([]byte) (bool, error)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	token, err := w.login(ctx)
+	if err != nil {
+		return err
+	}
+	l, at, err := w.line()
+	if err != nil {
+		return err
+	}
+	// The request stays open: its end would be ours. While it is, its context ends nothing, but an error where it is read does.
+	from, into := io.Pipe()
+	defer func() { _ = into.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = into.CloseWithError(context.Canceled) })()
+	go func() { _, _ = into.Write(frame(request)) }() // it ends with the pipe
+	body, err := w.open(ctx, l, w.hosts[at], methodWatch, from, token, 1)
+	if err == nil {
+		defer body.end()
+		for {
+			var b []byte
+			if b, err = body.message(); err != nil {
+				break
+			}
+			if enough, err := f(b); enough || err != nil {
+				return err
+			}
+		}
+	}
+	switch _, refused := errors.AsType[*refusal](err); {
+	case refused:
+		w.next(at)
+	case ctx.Err() == nil:
+		w.leave(l, at)
+	}
+	return err
+}
+
+// unconnected reports whether there was no connection over which anything could have been asked.
+func unconnected(err error) bool {
+	_, refused := errors.AsType[*tls.CertificateVerificationError](err)
+	_, plain := errors.AsType[tls.RecordHeaderError](err)
+	dial, ok := errors.AsType[*net.OpError](err)
+	return refused || plain || ok && dial.Op == "dial"
+}

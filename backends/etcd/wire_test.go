@@ -1,0 +1,198 @@
+//go:build linux
+
+package etcd
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/backendtest/servers"
+	"github.com/underlease/underlease/backends/quorum"
+)
+
+// A server that was started again knows no token: another is asked for, and the call that found out succeeds.
+func TestATokenThatTheServerHasForgottenIsRenewed(t *testing.T) {
+	c := servers.StartEtcd(t, 1, servers.EtcdOptions{Password: "kit", Args: []string{"--bcrypt-cost", "4"}})
+	s := opened(t, "etcd://root:kit@"+c.Nodes[0].Addr())
+	g, err := acquire(t, s, "l")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Restart()
+	servers.Within(t, 10*time.Second, "a renewal", func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := s.Renew(ctx, g)
+		return err
+	})
+	if err := s.Release(t.Context(), g, backends.End{Outcome: "ok"}); err != nil {
+		t.Errorf("Release: got %v, want nil", err)
+	}
+}
+
+// Where a user is given and the server knows none, nothing is asked for.
+func TestAUserWhereNoneIsAskedFor(t *testing.T) {
+	c := servers.StartEtcd(t, 1, servers.EtcdOptions{})
+	if _, err := acquire(t, opened(t, "etcd://somebody:secret@"+c.Nodes[0].Addr()), "l"); err != nil {
+		t.Errorf("Acquire: got %v, want a grant", err)
+	}
+}
+
+// Of several members one that cannot be reached costs nothing but the look, and one that does not answer costs one call.
+func TestOneMemberThatAnswersIsEnough(t *testing.T) {
+	c := servers.StartEtcd(t, 1, servers.EtcdOptions{})
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // it takes connections, and that is all
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	closed := fmt.Sprintf("127.0.0.1:%d", servers.FreePort(t, 0))
+	for _, others := range []string{closed, closed + "," + closed, silent.Addr().String(), silent.Addr().String() + "," + closed} {
+		for range 6 { // who is asked first is by chance
+			s := opened(t, "etcd://"+others+","+c.Nodes[0].Addr())
+			var got error
+			for range 1 + strings.Count(others, silent.Addr().String()) {
+				ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+				if _, got = s.List(ctx, ""); got == nil {
+					cancel()
+					break
+				}
+				cancel()
+			}
+			if got != nil {
+				t.Errorf("%s: got %v, want an answer", others, got)
+			}
+		}
+	}
+}
+
+// What is no answer of etcd is an error that says so, whatever it is.
+func TestWhatIsNoAnswerIsAnError(t *testing.T) {
+	for name, handler := range map[string]http.HandlerFunc{
+		"a page":     func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") },
+		"nothing":    func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "application/grpc") },
+		"half":       func(w http.ResponseWriter, _ *http.Request) { answer(w, []byte{0, 0, 0, 0, 9, 1}) },
+		"compressed": func(w http.ResponseWriter, _ *http.Request) { answer(w, []byte{1, 0, 0, 0, 0}) },
+		"too large":  func(w http.ResponseWriter, _ *http.Request) { answer(w, []byte{0, 0xff, 0, 0, 0}) },
+		"no message": func(w http.ResponseWriter, _ *http.Request) { answer(w, frame([]byte{0x0a, 0xff})) },
+		"no status": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Grpc-Status", "many")
+			answer(w, nil)
+		},
+	} {
+		server := httptest.NewUnstartedServer(handler)
+		server.Config.Protocols = new(http.Protocols)
+		server.Config.Protocols.SetUnencryptedHTTP2(true)
+		server.Start()
+		_, err := acquire(t, opened(t, "etcd://"+server.Listener.Addr().String()), "l")
+		t.Logf("%s: %v", name, err)
+		if !errors.Is(err, backends.ErrUnavailable) && !errors.Is(err, backends.ErrBroken) {
+			t.Errorf("%s: got %v, want unavailable or broken", name, err)
+		}
+		server.Close()
+	}
+}
+
+func answer(w http.ResponseWriter, body []byte) {
+	w.Header().Set("Content-Type", "application/grpc")
+	_, _ = w.Write(body)
+}
+
+// A refusal comes in a header where there is no message, else in a trailer, with special characters as in a URL.
+func TestARefusalIsReadWhereItStands(t *testing.T) {
+	for _, trailer := range []bool{false, true} {
+		server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/grpc")
+			prefix := ""
+			if trailer {
+				w.WriteHeader(http.StatusOK)
+				_ = http.NewResponseController(w).Flush()
+				prefix = http.TrailerPrefix
+			}
+			w.Header().Set(prefix+"Grpc-Status", "14")
+			w.Header().Set(prefix+"Grpc-Message", "etcdserver: 100%25 full%3A sorry")
+		}))
+		server.Config.Protocols = new(http.Protocols)
+		server.Config.Protocols.SetUnencryptedHTTP2(true)
+		server.Start()
+		_, err := acquire(t, opened(t, "etcd://"+server.Listener.Addr().String()), "l")
+		if !errors.Is(err, backends.ErrUnavailable) || !strings.HasSuffix(err.Error(), ": 100% full: sorry") {
+			t.Errorf("trailer %t: got %v, want unavailable and the words", trailer, err)
+		}
+		server.Close()
+	}
+}
+
+func TestBehindAPrefix(t *testing.T) {
+	for prefix, want := range map[string]string{"ul/": "ul0", "a": "b", "a\xff": "b", "\xff\xff": "\x00", "": "\x00"} {
+		if got := behind(prefix); got != want {
+			t.Errorf("%q: got %q, want %q", prefix, got, want)
+		}
+	}
+}
+
+// Messages byte for byte, as protoc-gen-go writes them.
+func TestMessagesAreThoseOfProtocolBuffers(t *testing.T) {
+	txn, err := txnRequest(quorum.Txn{
+		Checks: []quorum.Check{{Key: "a", Version: 300}, {Key: "b"}},
+		Writes: []quorum.Write{{Key: "a", Value: []byte("v"), Session: "7f"}, {Key: "b", Value: []byte("w")}, {Key: "c", Delete: true}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, c := range map[string]struct{ got, want []byte }{
+		"txn": {txn, []byte("\x0a\x08\x10\x02\x1a\x01a\x30\xac\x02" + "\x0a\x07\x10\x01\x1a\x01b\x28\x00" +
+			"\x12\x0a\x12\x08\x0a\x01a\x12\x01v\x18\x7f" + "\x12\x08\x12\x06\x0a\x01b\x12\x01w" + "\x12\x05\x1a\x03\x0a\x01c")},
+		"range":        {rangeRequest("ul/", true), []byte("\x0a\x03ul/\x12\x03ul0\x38\x01")},
+		"grant":        {grantRequest(1<<62, 60), []byte("\x08\x3c\x10\x80\x80\x80\x80\x80\x80\x80\x80\x40")},
+		"watch":        {watchRequest("k", 5), []byte("\x0a\x08\x0a\x01k\x12\x01l\x18\x05")},
+		"authenticate": {authenticateRequest("u", "p"), []byte("\x0a\x01u\x12\x01p")},
+		"keep":         {leaseRequest(-1), []byte("\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")},
+	} {
+		if !bytes.Equal(c.got, c.want) {
+			t.Errorf("%s: got %q, want %q", what, c.got, c.want)
+		}
+	}
+	view, err := rangeResponse([]byte("\x0a\x02\x18\x2a" + "\x12\x0e\x0a\x01k\x10\x03\x18\x04\x20\x01\x2a\x01v\x30\x7f" + "\x20\x01" + "\xfa\x3f\x03new" + "\xf9\x3f12345678" + "\xfd\x3f1234"))
+	if err != nil || view.Version != 42 || len(view.Pairs) != 1 {
+		t.Fatalf("range: got %+v, %v, want one key at 42", view, err)
+	}
+	if p := view.Pairs[0]; p.Key != "k" || p.Created != 3 || p.Version != 4 || string(p.Value) != "v" || p.Session != "7f" {
+		t.Errorf("range: got %+v, want the key", p)
+	}
+	if ttl, err := ttlResponse([]byte("\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")); err != nil || ttl != -1 {
+		t.Errorf("ttl: got %d, %v, want -1", ttl, err)
+	}
+}
+
+// Bytes that nobody can read are an error, and nothing worse.
+func FuzzAnswersAreRead(f *testing.F) {
+	f.Add([]byte("\x0a\x02\x18\x2a\x12\x0e\x0a\x01k\x10\x03\x18\x04\x20\x01\x2a\x01v\x30\x7f\x20\x01"))
+	f.Add([]byte("\x5a\x04\x12\x02\x0a\x00\x20\x01\x28\x07\x32\x03why"))
+	f.Add([]byte{0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		view, err := rangeResponse(b)
+		size := 0
+		for _, p := range view.Pairs {
+			size += len(p.Key) + len(p.Value)
+		}
+		if size > len(b) {
+			t.Errorf("got %d bytes out of %d", size, len(b))
+		}
+		if _, _, err2 := txnResponse(b); err == nil && err2 != nil {
+			t.Errorf("got %v for what is a message", err2)
+		}
+		_, _ = watchResponse(b)
+		_, _ = ttlResponse(b)
+		_, _ = statusResponse(b)
+	})
+}

@@ -1,0 +1,185 @@
+package quorum
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/underlease/underlease/backends"
+)
+
+// shelf is a store in memory, which names sessions. A transaction can be held back: its sender hears nothing, and it comes later.
+type shelf struct {
+	sync.Mutex
+	keys     map[string]Pair
+	sessions map[string]bool
+	version  int64
+
+	hold bool // the next transaction is held back
+	late *Txn // it
+}
+
+func (s *shelf) Address() string                    { return "shelf:" }
+func (s *shelf) Check(_, _ time.Duration) error     { return nil }
+func (s *shelf) Name(seed string) string            { return seed }
+func (s *shelf) Keep(context.Context, string) error { return nil }
+func (s *shelf) Close() error                       { return nil }
+
+func (s *shelf) Read(_ context.Context, prefix string) (v View, _ error) {
+	s.Lock()
+	defer s.Unlock()
+	v.Version = s.version
+	for _, key := range slices.Sorted(maps.Keys(s.keys)) {
+		if strings.HasPrefix(key, prefix) {
+			v.Pairs = append(v.Pairs, s.keys[key])
+		}
+	}
+	return v, nil
+}
+
+func (s *shelf) Peek(ctx context.Context, prefix string) (View, error) { return s.Read(ctx, prefix) }
+
+func (s *shelf) Begin(_ context.Context, seed string, ttl time.Duration) (Session, error) {
+	s.Lock()
+	defer s.Unlock()
+	s.sessions[seed] = true
+	return Session{ID: seed, TTL: ttl}, nil
+}
+
+func (s *shelf) End(_ context.Context, id string) error {
+	s.Lock()
+	defer s.Unlock()
+	delete(s.sessions, id)
+	for key, pair := range s.keys {
+		if pair.Session == id {
+			delete(s.keys, key)
+		}
+	}
+	return nil
+}
+
+func (s *shelf) Left(_ context.Context, _ string, stated time.Duration) (time.Duration, error) {
+	return stated, nil
+}
+
+func (s *shelf) Await(ctx context.Context, _ string, _ int64) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (s *shelf) Commit(_ context.Context, t Txn) (int64, bool, error) {
+	s.Lock()
+	defer s.Unlock()
+	if s.hold {
+		s.hold, s.late = false, &t
+		return 0, false, backends.Unavailable(nil, "shelf: no answer")
+	}
+	return s.commit(t)
+}
+
+func (s *shelf) commit(t Txn) (int64, bool, error) {
+	for _, c := range t.Checks {
+		if s.keys[c.Key].Version != c.Version {
+			return 0, false, nil
+		}
+	}
+	for _, w := range t.Writes {
+		if w.Session != "" && !s.sessions[w.Session] {
+			return 0, false, ErrGone
+		}
+	}
+	s.version++
+	for _, w := range t.Writes {
+		if w.Delete {
+			delete(s.keys, w.Key)
+			continue
+		}
+		s.keys[w.Key] = Pair{Key: w.Key, Value: w.Value, Session: w.Session, Version: s.version, Created: s.version}
+	}
+	return s.version, true, nil
+}
+
+// C08: session and transaction of an acquisition that was abandoned arrive when everything is over, both of them. The lease stays free,
+// whether somebody had it before or not.
+func TestWhatComesAfterItWasAbandonedTakesNothing(t *testing.T) {
+	for _, used := range []bool{false, true} {
+		s := &shelf{keys: map[string]Pair{}, sessions: map[string]bool{}}
+		c := New(s, Options{Root: "ul"})
+		req := backends.Request{Lease: "l", Holder: "somebody", Handle: backends.NewHandle(), Slots: 1, TTL: time.Minute}
+		last := backends.Term(0)
+		if used {
+			g, err := c.Acquire(t.Context(), req)
+			if err == nil {
+				err = c.Release(t.Context(), g, backends.End{Outcome: "ok"})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			last, req.Handle = g.Term, backends.NewHandle()
+		}
+		s.hold = true
+		if _, err := c.Acquire(t.Context(), req); !errors.Is(err, backends.ErrUnavailable) {
+			t.Fatalf("Acquire: got %v, want unavailable", err)
+		}
+		if err := c.Release(t.Context(), backends.Grant{Lease: "l", Handle: req.Handle}, backends.End{}); err != nil {
+			t.Fatalf("abandon: got %v, want nil", err)
+		}
+		s.sessions[s.Name(grantSeed(digest("", "l", req.Handle)))] = true // the request that makes it comes late, too
+		if _, ok, err := s.commit(*s.late); ok || err != nil {
+			t.Errorf("used %t: the late transaction: got %t, %v, want that it compares with what is there no more", used, ok, err)
+		}
+		list, err := c.List(t.Context(), "")
+		if want := map[bool]int{false: 0, true: 1}[used]; err != nil || len(list) != want {
+			t.Errorf("used %t: List: got %+v, %v, want %d", used, list, err, want)
+		}
+		req.Handle = backends.NewHandle()
+		if g, err := c.Acquire(t.Context(), req); err != nil || g.Term <= last {
+			t.Errorf("used %t: Acquire: got the term %d, %v, want the lease and more than %d", used, g.Term, err, last)
+		}
+	}
+}
+
+// A session that comes after the transaction that needs it costs another try, and nothing else.
+func TestATransactionMayOvertakeItsSession(t *testing.T) {
+	s := &slow{shelf: shelf{keys: map[string]Pair{}, sessions: map[string]bool{}}, gone: make(chan struct{})}
+	c := New(s, Options{Root: "ul"})
+	req := backends.Request{Lease: "l", Holder: "somebody", Handle: backends.NewHandle(), Slots: 1, TTL: time.Minute}
+	g, err := c.Acquire(t.Context(), req)
+	if err != nil || s.tries != 2 {
+		t.Fatalf("Acquire: got %v after %d transactions, want a grant after two", err, s.tries)
+	}
+	if _, err := c.Renew(t.Context(), g); err != nil {
+		t.Errorf("Renew: got %v, want the grant", err)
+	}
+	other := req
+	other.Handle = backends.NewHandle()
+	if _, err := c.Acquire(t.Context(), other); !errors.Is(err, backends.ErrBusy) {
+		t.Errorf("Acquire: got %v, want busy", err)
+	}
+}
+
+// slow is a shelf that makes the first session when a transaction has not found it.
+type slow struct {
+	shelf
+	gone  chan struct{}
+	tries int
+}
+
+func (s *slow) Begin(ctx context.Context, seed string, ttl time.Duration) (Session, error) {
+	<-s.gone
+	return s.shelf.Begin(ctx, seed, ttl)
+}
+
+func (s *slow) Commit(ctx context.Context, t Txn) (int64, bool, error) {
+	s.tries++
+	version, ok, err := s.shelf.Commit(ctx, t)
+	if s.tries == 1 {
+		close(s.gone)
+	}
+	return version, ok, err
+}
