@@ -40,7 +40,7 @@ func packaged(t *testing.T, pattern string) []string {
 }
 
 // inPackages are the files that every package has, less the two whose place is another in each.
-func inPackages(t *testing.T) []string {
+func inPackages(t *testing.T, kind string) []string {
 	t.Helper()
 	want := []string{
 		"/usr/bin/underlease",
@@ -51,6 +51,11 @@ func inPackages(t *testing.T) []string {
 		"/usr/share/doc/underlease/README.md",
 		"/usr/share/doc/underlease/CHANGELOG.md",
 		"/usr/share/doc/underlease/examples/underlease.yaml",
+		"/usr/share/doc/underlease/examples/systemd/nightly-backup.service",
+		"/usr/share/doc/underlease/examples/cron/crontab",
+	}
+	if kind != "apk" { // Alpine has no systemd
+		want = append(want, "/usr/lib/systemd/system/underlease@.service", "/usr/lib/systemd/system/underlease@.timer")
 	}
 	pages, err := filepath.Glob("packaging/man/*.[0-9]")
 	if err != nil {
@@ -76,7 +81,7 @@ func TestEveryPackageHasEveryFile(t *testing.T) {
 		for _, file := range files {
 			t.Run(filepath.Base(file), func(t *testing.T) {
 				list := map[string]func(*testing.T, string) map[string]string{"deb": debFiles, "rpm": rpmFiles, "apk": apkFiles}[kind](t, file)
-				for _, want := range append(inPackages(t), zsh) {
+				for _, want := range append(inPackages(t, kind), zsh) {
 					mode, ok := list[want]
 					wantMode := "-rw-r--r--"
 					if want == "/usr/bin/underlease" {
@@ -164,7 +169,7 @@ func TestEveryArchiveHasEveryFileAndEveryBinaryItsListOfModules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"underlease", "LICENSE", "README.md", "CHANGELOG.md", "THIRD-PARTY-LICENCES", "examples/underlease.yaml", "completions/_underlease", "completions/underlease.bash", "completions/underlease.fish"}
+	want := []string{"underlease", "LICENSE", "README.md", "CHANGELOG.md", "THIRD-PARTY-LICENCES", "examples/underlease.yaml", "examples/systemd/underlease@.service", "examples/cron/crontab", "completions/_underlease", "completions/underlease.bash", "completions/underlease.fish"}
 	for _, page := range pages {
 		want = append(want, "man/"+filepath.Base(page)+".gz")
 	}
@@ -253,6 +258,11 @@ bash -c '
   COMP_WORDS=(underlease run --on-lo) COMP_CWORD=2 COMP_LINE="underlease run --on-lo" COMP_POINT=22 COMP_TYPE=9
   __start_underlease 2> /dev/null # compopt has nothing to act on here
   echo "completed: ${COMPREPLY[*]}"'
+step units
+printf '#!/bin/sh\n' > /usr/local/bin/demo
+chmod 755 /usr/local/bin/demo
+systemd-analyze verify /usr/lib/systemd/system/underlease@demo.service /usr/lib/systemd/system/underlease@demo.timer && echo verified
+systemctl enable underlease@demo.timer
 step remove
 dpkg -L underlease | sort > /before
 dpkg -r underlease
@@ -276,6 +286,7 @@ mount -t tmpfs tmpfs "$1"
 mkdir "$1/upper" "$1/work" "$root"
 mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$root"
 mount -t tmpfs tmpfs "$root/usr/local"
+mkdir "$root/usr/local/bin"
 mount -t tmpfs tmpfs "$root/tmp"
 mount -t tmpfs tmpfs "$root/root"
 mount -t proc proc "$root/proc"
@@ -295,6 +306,7 @@ func TestTheDebIsInstalledUsedAndRemovedWithoutGo(t *testing.T) {
 	}
 	require(t, "bash-completion", missing)
 	require(t, "dpkg", program("dpkg")())
+	require(t, "systemd-analyze", program("systemd-analyze")())
 	var deb string
 	for _, file := range packaged(t, "*.deb") {
 		if strings.HasSuffix(file, "_"+runtime.GOARCH+".deb") {
@@ -323,7 +335,8 @@ func TestTheDebIsInstalledUsedAndRemovedWithoutGo(t *testing.T) {
 		"run":        `^hello\nexit code 7\nLEASE .*\ndemo .* failed \(7\)`,
 		"man":        `^\d{3,}\n/usr/share/man/man1/underlease\.1\.gz\n(/usr/share/man/man\d/underlease.*\n){4}EXAMPLES\n$`,
 		"completion": `__start_underlease underlease\ncompleted: --on-lost`,
-		"remove":     regexp.QuoteMeta(kept),
+		"units":      `^verified\nCreated symlink .*underlease@demo\.timer`,
+		"remove":     regexp.QuoteMeta(kept) + `.*\n.*underlease: /etc/systemd/system/timers\.target\.wants/underlease@demo\.timer is kept`,
 		"left":       `^/var/lib/underlease\n$`,
 		"purge":      regexp.QuoteMeta("/var/lib/underlease") + `\n.*not installed`,
 	} {
