@@ -60,6 +60,7 @@ var runners = []runner{
 	{"# /etc/underlease.yaml", runSettings},
 	{"$ underlease list", runList},
 	{"underlease schema print", runSchema},
+	{"etcdctl role add lease", runRights},
 	{"GRANT SELECT", nil},            // with the schema
 	{"SELECT underlease_guard", nil}, // with the schema
 	{"SELECT underlease_mark", nil},  // with the schema
@@ -272,6 +273,36 @@ func runList(t *testing.T, b block) {
 	}
 	if ran == 0 {
 		t.Error("nothing was compared")
+	}
+}
+
+// runRights gives the rights of the page, and runs with them and no others.
+func runRights(t *testing.T, b block) {
+	etcd := servers.StartEtcd(t, 1, servers.EtcdOptions{Password: "roots"}).Nodes[0].Addr()
+	consul := servers.StartConsul(t, 1, servers.ConsulOptions{Token: "4c1c29b7-8b3f-4d0c-9b35-6b8b5b7c6a01"}).Nodes[0].Addr()
+	dir := stage(t, nil)
+	for name, path := range map[string]string{"etcdctl": servers.Etcdctl(t), "consul": servers.ConsulProgram(t)} {
+		if err := os.Symlink(path, dir+"/bin/"+name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	more := `
+etcdctl user add job:jobs && etcdctl user grant-role job lease
+consul acl token create -policy-name=lease -secret=9a1f6f4e-5a53-4dc7-8b0c-3e6f0a1d2b02
+`
+	operator := []string{"ETCDCTL_ENDPOINTS=" + etcd, "ETCDCTL_USER=root:roots", "CONSUL_HTTP_ADDR=" + consul, "CONSUL_HTTP_TOKEN=4c1c29b7-8b3f-4d0c-9b35-6b8b5b7c6a01"}
+	if out, err := script(dir, "set -e\n"+b.text+more, operator...).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, env := range [][]string{
+		{"UNDERLEASE_BACKEND=etcd://job:jobs@" + etcd},
+		{"UNDERLEASE_BACKEND=consul://" + consul, "CONSUL_HTTP_TOKEN=9a1f6f4e-5a53-4dc7-8b0c-3e6f0a1d2b02"},
+	} {
+		for _, line := range []string{"underlease run --once-per 1d nightly -- true", "underlease gate schema-v3 -- true", "underlease list"} {
+			if out, err := script(dir, line, env...).CombinedOutput(); err != nil {
+				t.Errorf("%s, %s: %v: %s", env[0], line, err, out)
+			}
+		}
 	}
 }
 

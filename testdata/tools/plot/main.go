@@ -71,9 +71,10 @@ func run(from, to string) error {
 		return err
 	}
 	canvas := vgsvg.New(22*vg.Centimeter, 20*vg.Centimeter)
-	tiles := draw.Tiles{Rows: 2, Cols: 1, PadY: vg.Centimeter, PadTop: vg.Millimeter, PadBottom: vg.Millimeter, PadRight: 5 * vg.Millimeter}
-	for row, c := range plot.Align([][]*plot.Plot{{starts}, {handovers}}, tiles, draw.New(canvas)) {
-		[]*plot.Plot{starts, handovers}[row].Draw(c[0])
+	whole := draw.New(canvas)
+	tiles := draw.Tiles{Rows: 2, Cols: 1, PadY: vg.Centimeter, PadTop: 2 * vg.Millimeter, PadBottom: 2 * vg.Millimeter, PadLeft: 2 * vg.Millimeter, PadRight: 6 * vg.Millimeter}
+	for row, p := range []*plot.Plot{starts, handovers} {
+		p.Draw(tiles.At(whole, 0, row))
 	}
 	out, err := os.Create(to)
 	if err != nil {
@@ -91,6 +92,7 @@ func (f figures) starts() (*plot.Plot, error) {
 	p.Title.Text = fmt.Sprintf("A whole run of true: median of the quiet quarter of %d", f.Samples)
 	p.X.Label.Text = "ms"
 	p.X.Min = 0
+	p.Y.Padding = 8 * vg.Millimeter // whoever looks at it may have wider letters
 	var names []string
 	mine, others := plotter.Values{}, plotter.Values{}
 	for _, s := range slices.Backward(f.Starts) {
@@ -115,6 +117,7 @@ func (f figures) starts() (*plot.Plot, error) {
 		p.Add(bars)
 	}
 	p.NominalY(names...)
+	p.Y.Min, p.Y.Max = -0.5, float64(len(names))-0.5
 	return p, nil
 }
 
@@ -124,7 +127,7 @@ func (f figures) handovers() (*plot.Plot, error) {
 	p.Title.Text = "From the end of one command to the begin of the next: 99th percentile"
 	p.Y.Label.Text = "ms"
 	p.Y.Min = 0
-	p.Legend.Top, p.Legend.Left = true, true
+	p.Legend.Top, p.Legend.Left, p.Legend.Padding = true, true, vg.Millimeter
 	var stores []string
 	var waiters []int
 	for _, h := range f.Handovers {
@@ -153,5 +156,7 @@ func (f figures) handovers() (*plot.Plot, error) {
 		p.Legend.Add(fmt.Sprintf("%d waiting", n), bars)
 	}
 	p.NominalX(stores...)
+	p.X.Min, p.X.Max = -0.5, float64(len(stores))-0.5
+	p.Y.Max *= 1.25 // for the legend
 	return p, nil
 }
