@@ -347,3 +347,27 @@ func runSchema(t *testing.T, b block) {
 		t.Errorf("got %s, want 102: the job once, the migration once", got)
 	}
 }
+
+// The rows of the comparison are what its script prints, for whichever tools are here.
+func TestTheTableOfWrappersIsWhatItsScriptPrints(t *testing.T) {
+	servers.Programs(t, "flock", "apt-get install -y util-linux", nil, "flock")
+	c := exec.Command("sh", "../proof/compare/wrappers.sh", underlease)
+	c.Env = environ()
+	var absent words
+	c.Stderr = &absent
+	out, err := c.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, &absent)
+	}
+	t.Logf("%s", &absent)
+	page := read(t, "../README.md")
+	rows := 0
+	for row := range strings.Lines(string(out)) {
+		if rows++; !strings.Contains(page, row) {
+			t.Errorf("got the row\n%swhich README.md does not have", row)
+		}
+	}
+	if want := 5; rows < want { // the head is two
+		t.Errorf("got %d rows, want at least %d", rows, want)
+	}
+}
