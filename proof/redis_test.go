@@ -759,6 +759,9 @@ func TestRedisEightWaitersAreDoneWithinASecond(t *testing.T) {
 }
 
 // What a handover costs does not grow with those that wait.
+// longestHandover is the bar for a store that tells who waits.
+const longestHandover = 15 * time.Millisecond
+
 func TestRedisAHandoverCostsTheSameWithAHundredWaiters(t *testing.T) {
 	for _, many := range []int{8, 100} {
 		f := newField(t, servers.RedisOptions{})
@@ -781,6 +784,10 @@ func TestRedisAHandoverCostsTheSameWithAHundredWaiters(t *testing.T) {
 		judge(t, f.dir)
 		median, p99 := f.handovers()
 		t.Logf("%d waiters: %.1f requests and a median of %v for each handover, p99 %v", many, each, median, p99)
+		// On a quiet machine the p99 is below it; another process in a time slice is no fault of ours, but not in half of all handovers.
+		if median > longestHandover {
+			t.Errorf("%d waiters: got a median of %v for a handover, want at most %v", many, median, longestHandover)
+		}
 		// One to acquire, one to release, and what those who wait ask now and then to be safe.
 		if each > 4 {
 			t.Errorf("%d waiters: got %.1f requests for each handover, want at most 4", many, each)
