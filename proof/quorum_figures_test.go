@@ -34,9 +34,17 @@ func TestARunCostsLessThanTheStoresOwnTool(t *testing.T) {
 		{subject("consul lock", servers.ConsulProgram(t), "lock", "-http-addr="+consul, "-shell=false", "theirs", "true"), ours("consul://" + consul), mostToConsul, 60},
 	} {
 		least(t, c.most, func() float64 {
-			quiet := starts(t, []figures.Subject{subject("true", "/bin/true"), c.tool, c.ours}, c.rounds)
-			ratio := float64(quiet[2].Median()) / float64(quiet[1].Median())
-			t.Logf("%.2f times %s (at most %v)", ratio, c.tool.Name, c.most)
+			all, err := figures.Starts([]figures.Subject{subject("true", "/bin/true"), c.tool, c.ours}, c.rounds)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range all {
+				t.Logf("%-12s median %v, p99 %v, fastest tenth %v, least %v", s.Name, s.Median(), s.Quantile(0.99), s.Quantile(0.1), s.Quantile(0))
+			}
+			// By the fastest tenth of either: a run of ours is several processes, and slower than its own work wherever the machine has
+			// something else to do.
+			ratio := float64(all[2].Quantile(0.1)) / float64(all[1].Quantile(0.1))
+			t.Logf("%.2f times %s (at most %v); by the medians %.2f", ratio, c.tool.Name, c.most, float64(all[2].Median())/float64(all[1].Median()))
 			return ratio
 		})
 	}

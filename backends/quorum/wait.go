@@ -74,10 +74,12 @@ func (c *Client) WaitFree(ctx context.Context, req backends.Request) error {
 func (c *Client) wait(ctx context.Context, p place, d string, slots int) (free bool, _ error) {
 	var queue, view View
 	var queueErr, leaseErr error
+	looking, stop := context.WithTimeout(ctx, ticketAgain) // who waits for long must not hang for as long
 	together(
-		func() { queue, queueErr = c.enter(ctx, p, d, slots) },
-		func() { view, leaseErr = c.store.Read(ctx, p.lease()) },
+		func() { queue, queueErr = c.enter(looking, p, d, slots) },
+		func() { view, leaseErr = c.store.Read(looking, p.lease()) },
 	)
+	stop()
 	if err := first(queueErr, leaseErr); err != nil {
 		return false, err
 	}
