@@ -305,6 +305,7 @@ func TestDatabaseThirtyReconnects(t *testing.T) {
 func TestDatabaseAnUnknownGrantIsSettled(t *testing.T) {
 	databases(t, func(t *testing.T, d *database) {
 		d.run(d.straight(), nil, d.job(0)).wants(0, "ok", "") // the tables are there
+		kept := 0
 		for _, c := range []proxy.Fault{
 			{Kind: proxy.Late, Delay: ttl * 45 / 100}, // within the attempt's limit of ttl/2: what is left suffices
 			{Kind: proxy.Late, Delay: ttl / 2},
@@ -337,10 +338,17 @@ func TestDatabaseAnUnknownGrantIsSettled(t *testing.T) {
 			if got := d.proxy.Done(c.Kind) - before - 1; got != 2 {
 				t.Errorf("%+v every time: %d attempts, want 2", c, got)
 			}
-			// It was given back: another need not wait for the ttl.
-			e := d.run(d.straight(), []string{"--wait", "1s"}, d.job(10*time.Millisecond))
+			// It was given back: another need not wait for the ttl. A machine that has no time for that in the limit of a call says so.
+			wait := "1s"
+			if strings.Contains(b.stderr.String(), "without our knowing") {
+				wait, kept = "10s", kept+1
+			}
+			e := d.run(d.straight(), []string{"--wait", wait}, d.job(10*time.Millisecond))
 			e.begins()
 			e.wants(0, "ok", "")
+		}
+		if kept > 2 {
+			t.Errorf("%d grants were not given back, want 2 of 6 at most on a busy machine", kept)
 		}
 		judge(t, d.dir)
 	})
