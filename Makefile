@@ -4,7 +4,7 @@
 #   make test                      all tests
 #   make lint                      gofmt, go vet, golangci-lint
 #   make cross                     compile for the other systems
-#   make bench                     start-up beside true and flock(1), memory, wake-ups; also bin/bench.json
+#   make bench                     every store beside the tools it is usual with: bin/bench.json, bin/bench.svg
 #   make install PREFIX=/usr DESTDIR=/tmp/pkg
 
 PREFIX      ?= /usr/local
@@ -54,7 +54,8 @@ cross:
 	$(GO) vet -tags portable ./signals # the guardian of the other systems, whose logic is tested here
 
 bench: build
-	$(GO) run ./proof/bench -n 500 -json bin/bench.json bin/underlease
+	$(GO) run ./proof/bench -n 300 -json bin/bench.json bin/underlease
+	cd testdata/tools/plot && $(GO) run . '$(CURDIR)/bin/bench.json' '$(CURDIR)/bin/bench.svg'
 
 install: build
 	install -d '$(DESTDIR)$(PREFIX)/bin' \

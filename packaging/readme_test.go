@@ -60,6 +60,7 @@ var runners = []runner{
 	{"# /etc/underlease.yaml", runSettings},
 	{"$ underlease list", runList},
 	{"underlease schema print", runSchema},
+	{"etcdctl role add lease", runRights},
 	{"GRANT SELECT", nil},            // with the schema
 	{"SELECT underlease_guard", nil}, // with the schema
 	{"SELECT underlease_mark", nil},  // with the schema
@@ -275,6 +276,36 @@ func runList(t *testing.T, b block) {
 	}
 }
 
+// runRights gives the rights of the page, and runs with them and no others.
+func runRights(t *testing.T, b block) {
+	etcd := servers.StartEtcd(t, 1, servers.EtcdOptions{Password: "roots"}).Nodes[0].Addr()
+	consul := servers.StartConsul(t, 1, servers.ConsulOptions{Token: "4c1c29b7-8b3f-4d0c-9b35-6b8b5b7c6a01"}).Nodes[0].Addr()
+	dir := stage(t, nil)
+	for name, path := range map[string]string{"etcdctl": servers.Etcdctl(t), "consul": servers.ConsulProgram(t)} {
+		if err := os.Symlink(path, dir+"/bin/"+name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	more := `
+etcdctl user add job:jobs && etcdctl user grant-role job lease
+consul acl token create -policy-name=lease -secret=9a1f6f4e-5a53-4dc7-8b0c-3e6f0a1d2b02
+`
+	operator := []string{"ETCDCTL_ENDPOINTS=" + etcd, "ETCDCTL_USER=root:roots", "CONSUL_HTTP_ADDR=" + consul, "CONSUL_HTTP_TOKEN=4c1c29b7-8b3f-4d0c-9b35-6b8b5b7c6a01"}
+	if out, err := script(dir, "set -e\n"+b.text+more, operator...).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, env := range [][]string{
+		{"UNDERLEASE_BACKEND=etcd://job:jobs@" + etcd},
+		{"UNDERLEASE_BACKEND=consul://" + consul, "CONSUL_HTTP_TOKEN=9a1f6f4e-5a53-4dc7-8b0c-3e6f0a1d2b02"},
+	} {
+		for _, line := range []string{"underlease run --once-per 1d nightly -- true", "underlease gate schema-v3 -- true", "underlease list"} {
+			if out, err := script(dir, line, env...).CombinedOutput(); err != nil {
+				t.Errorf("%s, %s: %v: %s", env[0], line, err, out)
+			}
+		}
+	}
+}
+
 // runSchema makes the tables as the page says, gives the rights of the page, and runs its two jobs with them.
 func runSchema(t *testing.T, b block) {
 	p := servers.StartPostgres(t, servers.PostgresOptions{})
@@ -314,5 +345,29 @@ func runSchema(t *testing.T, b block) {
 	run(0, "underlease gate --wait 5m schema-v3 -- false", env)
 	if got := strings.TrimSpace(p.Do("SELECT n FROM accounts")); got != "102" {
 		t.Errorf("got %s, want 102: the job once, the migration once", got)
+	}
+}
+
+// The rows of the comparison are what its script prints, for whichever tools are here.
+func TestTheTableOfWrappersIsWhatItsScriptPrints(t *testing.T) {
+	servers.Programs(t, "flock", "apt-get install -y util-linux", nil, "flock")
+	c := exec.Command("sh", "../proof/compare/wrappers.sh", underlease)
+	c.Env = environ()
+	var absent words
+	c.Stderr = &absent
+	out, err := c.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, &absent)
+	}
+	t.Logf("%s", &absent)
+	page := read(t, "../README.md")
+	rows := 0
+	for row := range strings.Lines(string(out)) {
+		if rows++; !strings.Contains(page, row) {
+			t.Errorf("got the row\n%swhich README.md does not have", row)
+		}
+	}
+	if want := 5; rows < want { // the head is two
+		t.Errorf("got %d rows, want at least %d", rows, want)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -186,9 +187,7 @@ func boot(t *testing.T, backend string, files map[string]string) *host {
 	for _, unit := range units(t) {
 		all["etc/systemd/system/"+filepath.Base(unit)] = read(t, unit)
 	}
-	for name, text := range files {
-		all[name] = text
-	}
+	maps.Copy(all, files)
 	write(t, h.dir, all)
 	if err := os.Chmod(filepath.Join(h.dir, "etc/underlease/backend"), 0o600); err != nil {
 		t.Fatal(err)

@@ -87,7 +87,7 @@ func TestAnIdleGuardianDoesNotWakeUpAndIsSmall(t *testing.T) {
 		group, err := syscall.Getpgid(g)
 		return err == nil && group == g
 	})
-	<-time.After(200 * time.Millisecond) // what it does right after the start
+	<-time.After(600 * time.Millisecond) // what it does right after the start, and a quarter of a second later
 	before := switches(t, g)
 	<-time.After(span)
 	if n := switches(t, g) - before; n != 0 {

@@ -152,11 +152,14 @@ func TestALostAnswerIsSettledByTheHandle(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if held := len(state.Slots) == 1 && state.Slots[0].Held; held != (kind != proxy.ResetBefore) {
+			// Where several requests share a connection, an answer to another of them may be the one that it is reset in the place of: then the
+			// server may not have come to this one.
+			shared := kind == proxy.ResetAfter && strings.HasPrefix(s.Scheme, "etcd")
+			if held := len(state.Slots) == 1 && state.Slots[0].Held; held != (kind != proxy.ResetBefore) && !shared {
 				t.Errorf("fault %d: held after the lost answer: got %v", kind, held)
 			}
 			g := granted(t, s, req)
-			if len(state.Slots) == 1 && g.Term != state.Slots[0].Term {
+			if len(state.Slots) == 1 && state.Slots[0].Held && g.Term != state.Slots[0].Term {
 				t.Errorf("fault %d: term: got %d, want the one of the attempt whose answer was lost, %d", kind, g.Term, state.Slots[0].Term)
 			}
 			again := func(what string, f func() error) {

@@ -139,9 +139,14 @@ type Holding struct {
 	command           *exec.Cmd
 }
 
-// Hold starts a run and returns once its command runs.
+// Hold starts a run on files in dir and returns once its command runs.
 func Hold(underlease, dir string) (*Holding, error) {
-	c := exec.CommandContext(context.Background(), underlease, "run", "--backend", "file://"+filepath.Join(dir, "held"), "x", "--", "sh", "-c", "echo; exec sleep 600")
+	return HoldOn(underlease, "file://"+filepath.Join(dir, "held"))
+}
+
+// HoldOn is [Hold] on a store.
+func HoldOn(underlease, url string) (*Holding, error) {
+	c := exec.CommandContext(context.Background(), underlease, "run", "--backend", url, "x", "--", "sh", "-c", "echo; exec sleep 600")
 	c.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin"}
 	out, err := c.StdoutPipe()
 	if err != nil {

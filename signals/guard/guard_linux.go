@@ -43,6 +43,7 @@ type guardian struct {
 	halted    bool // the command is stopped, and the wrapper was told, where both are in the caller's process group
 	stops     int32
 	rouseAt   int64 // when a wrapper that was woken is looked at once more
+	stayAt    int64 // when the pages are kept in memory
 	childless bool
 	more      bool // a turn took in as many children as it may: there may be others
 	pins      []int
@@ -79,7 +80,7 @@ type heldSignal struct {
 func run() int {
 	runtime.LockOSThread() // PR_SET_PDEATHSIG of the command is about this thread
 	setName(Name)
-	g := &guardian{wrapper: syscall.Getppid(), pidFd: -1, wrapperFd: -1, song: -1, checks: -1, armed: Never, ownKill: Never, rouseAt: Never}
+	g := &guardian{wrapper: syscall.Getppid(), pidFd: -1, wrapperFd: -1, song: -1, checks: -1, armed: Never, ownKill: Never, rouseAt: Never, stayAt: Never}
 	g.box, g.boxEvents, g.in.sock = NoCgroup, -1, -1
 	hello, fds, ok, orphan := g.find()
 	if orphan {
@@ -215,6 +216,9 @@ func (g *guardian) decide() {
 	}
 	if at, why := stopAt(d); !g.decided && now >= at {
 		g.stopNow(why, now)
+	}
+	if now >= g.stayAt {
+		g.stay()
 	}
 }
 
@@ -561,7 +565,7 @@ func (g *guardian) wait() {
 		if len(g.held) > 0 && g.held[0].due < next {
 			next = g.held[0].due
 		}
-		next = min(next, g.rouseAt)
+		next = min(next, g.rouseAt, g.stayAt)
 	}
 	if next != g.armed {
 		_ = SetTimer(g.timer, next) // a timer of ours cannot be refused
@@ -805,8 +809,20 @@ func (g *guardian) settle() {
 	CloseInherited()
 	if syscall.Geteuid() == 0 {
 		protect()
-		g.walk.Count() // a look that nobody needs: the code of a walk is in memory from here on
+		g.stayAt = Now() + stayAfter
 	}
+}
+
+// stayAfter is how long a command has to run before the guardian keeps its pages in memory: the kernel takes a millisecond for that, and a
+// short command would pay for it.
+const stayAfter = 250_000_000 // nanoseconds
+
+// stay keeps the pages in memory that the guardian has used and those that a kill needs: one that had to read its own code from the disk, again
+// and again where the memory of the group is used up, was two seconds late.
+func (g *guardian) stay() {
+	g.stayAt = Never
+	_ = syscall.Mlockall(syscall.MCL_CURRENT | mclOnFault) // before 4.4 there is no such flag, and all goes on as it was
+	g.walk.Count()                                         // for its code alone
 }
 
 // leave takes the guardian, or the first process of a namespace, out of the process group of its caller, so that what is meant for that
@@ -880,15 +896,12 @@ func execute(c *Command, ignored uint64, sys *syscall.SysProcAttr) (pid int, e s
 	return pid, e
 }
 
-// protect takes the guardian out of the kernel's choice when memory runs out, and keeps the pages that it has used in memory: a kill that had to
-// read its own code from the disk, again and again where the group's memory is used up, was two seconds late. The command has what it
-// inherited.
+// protect takes the guardian out of the kernel's choice when memory runs out. The command has what it inherited.
 func protect() {
 	if fd, err := syscall.Open("/proc/self/oom_score_adj", syscall.O_WRONLY|syscall.O_CLOEXEC, 0); err == nil {
 		syscall.Write(fd, []byte("-1000"))
 		syscall.Close(fd)
 	}
-	_ = syscall.Mlockall(syscall.MCL_CURRENT | mclOnFault) // before 4.4 there is no such flag, and all goes on as it was
 }
 
 // wrapperGone makes the guardian act alone: the stop signal at once, the kill after the grace at the latest.
