@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -212,7 +213,7 @@ func TestTheFirstCommandOfTheREADMEIsEnough(t *testing.T) {
 	}
 	c := exec.Command("sh", "-c", string(found[1]))
 	c.Dir = clone
-	c.Env = append(os.Environ(), "XDG_STATE_HOME="+dir)
+	c.Env = append(slices.DeleteFunc(os.Environ(), func(entry string) bool { return strings.HasPrefix(entry, "UNDERLEASE_") }), "XDG_STATE_HOME="+dir)
 	if os.Geteuid() == 0 {
 		c.Env = append(c.Env, "UNDERLEASE_BACKEND=file://"+filepath.Join(dir, "state")) // not this host's
 	}
