@@ -371,3 +371,25 @@ func TestTheTableOfWrappersIsWhatItsScriptPrints(t *testing.T) {
 		t.Errorf("got %d rows, want at least %d", rows, want)
 	}
 }
+
+// The picture shows what the program prints, but for hosts, numbers and times.
+func TestThePictureIsWhatTheProgramPrints(t *testing.T) {
+	c := exec.Command("sh", "demo/record", underlease)
+	c.Env = environ()
+	out, err := c.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	shape := func(text string) string {
+		for _, r := range [][2]string{
+			{`by \S+ \(pid \d+\)`, "by HOST"}, {`pids \[\d+\]`, "pids"}, {`\d\d:\d\d:\d\d`, "TIME"}, {`\d{13}`, "TERM"}, {`(in|after) [\d.]+m?s`, "$1 D"},
+			{`(width|height)="\d+"|viewBox="[^"]*"`, ""},
+		} {
+			text = regexp.MustCompile(r[0]).ReplaceAllString(text, r[1])
+		}
+		return text
+	}
+	if got, want := shape(string(out)), shape(read(t, "demo/demo.svg")); got != want {
+		t.Errorf("got\n%s\nwant the picture that is there:\n%s\nRun sh packaging/demo/record bin/underlease > packaging/demo/demo.svg", got, want)
+	}
+}
