@@ -60,6 +60,7 @@ var runners = []runner{
 	{"# /etc/underlease.yaml", runSettings},
 	{"$ underlease list", runList},
 	{"underlease schema print", runSchema},
+	{"ACL SETUSER lease", runRedisRights},
 	{"etcdctl role add lease", runRights},
 	{"GRANT SELECT", nil},            // with the schema
 	{"SELECT underlease_guard", nil}, // with the schema
@@ -302,6 +303,18 @@ consul acl token create -policy-name=lease -secret=9a1f6f4e-5a53-4dc7-8b0c-3e6f0
 			if out, err := script(dir, line, env...).CombinedOutput(); err != nil {
 				t.Errorf("%s, %s: %v: %s", env[0], line, err, out)
 			}
+		}
+	}
+}
+
+// runRedisRights makes the user of the page, and runs as that one.
+func runRedisRights(t *testing.T, b block) {
+	redis := servers.StartRedis(t, servers.RedisOptions{})
+	redis.Do(strings.Fields(replaced(t, b.text, "PASSWORD", "its-password"))...)
+	dir := stage(t, nil)
+	for _, line := range []string{"underlease run --once-per 1d nightly -- true", "underlease gate schema-v3 -- true", "underlease list"} {
+		if out, err := script(dir, line, "UNDERLEASE_BACKEND=redis://lease:its-password@"+redis.Addr()).CombinedOutput(); err != nil {
+			t.Errorf("%s: %v: %s", line, err, out)
 		}
 	}
 }
