@@ -363,6 +363,7 @@ func runSchema(t *testing.T, b block) {
 
 // The rows of the comparison are what its script prints, for whichever tools are here.
 func TestTheTableOfWrappersIsWhatItsScriptPrints(t *testing.T) {
+	t.Parallel()
 	servers.Programs(t, "flock", "apt-get install -y util-linux", nil, "flock")
 	c := exec.Command("sh", "../proof/compare/wrappers.sh", underlease)
 	c.Env = environ()
