@@ -407,3 +407,89 @@ func TestThePictureIsWhatTheProgramPrints(t *testing.T) {
 		t.Errorf("got\n%s\nwant the picture that is there:\n%s\nRun sh packaging/demo/record bin/underlease > packaging/demo/demo.svg", got, want)
 	}
 }
+
+// pageRunners are those of the pages below packaging.
+var pageRunners = []runner{
+	{"systemctl enable --now nightly-backup.timer", runEnableTimer},
+	{"install -m 644 cron.d/example-jobs", runInstallCron},
+	{"./start-instance ./server", runStartInstance},
+	{"./daily photos rsync", runDaily},
+}
+
+func TestEveryShellBlockOfTheOtherPagesIsRun(t *testing.T) {
+	pages, err := filepath.Glob("*/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ran := 0
+	for _, page := range pages {
+		for _, b := range blocks(t, page) {
+			if b.kind != "sh" {
+				continue
+			}
+			i := slices.IndexFunc(pageRunners, func(r runner) bool { return strings.Contains(b.text, r.words) })
+			if i < 0 {
+				t.Errorf("%s:%d: nothing runs this block:\n%s", page, b.line, b.text)
+				continue
+			}
+			ran++
+			t.Run(fmt.Sprintf("%s line %d", page, b.line), func(t *testing.T) { pageRunners[i].run(t, b) })
+		}
+	}
+	if ran != len(pageRunners) {
+		t.Errorf("got %d blocks, want %d", ran, len(pageRunners))
+	}
+}
+
+// runEnableTimer copies the files as the page says, on a host with a systemd that does not have them.
+func runEnableTimer(t *testing.T, b block) {
+	h := boot(t, "", nil)
+	if out, err := h.try("sh", "-c", "rm -r /etc/systemd/system/nightly-backup.* /etc/underlease && systemctl daemon-reload"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	from, err := filepath.Abs("systemd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := h.try("sh", "-e", "-c", "cd '"+from+"'\n"+b.text); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	h.becomes("nightly-backup.timer", "ActiveState=active UnitFileState=enabled")
+	if out, err := h.try("stat", "-c", "%a %U", "/etc/underlease", "/etc/underlease/backend"); err != nil || out != "700 root\n600 root\n" {
+		t.Errorf("got %v and %q, want files of root alone", err, out)
+	}
+}
+
+func runInstallCron(t *testing.T, b block) {
+	dir := t.TempDir()
+	line := "cd cron && " + replaced(t, b.text, "/etc/cron.d/", dir+"/")
+	if out, err := exec.Command("sh", "-e", "-c", line).CombinedOutput(); err != nil || read(t, dir+"/example-jobs") != read(t, "cron/cron.d/example-jobs") {
+		t.Errorf("got %v and %s", err, out)
+	}
+}
+
+func runStartInstance(t *testing.T, b block) {
+	redis := servers.StartRedis(t, servers.RedisOptions{})
+	dir := stage(t, map[string]string{"bin/migrate": "#!/bin/sh\necho m >> ran\n", "bin/server": "#!/bin/sh\necho \"$*\" >> ran\n"})
+	for range 2 {
+		line := "set -e\ncp bin/* .\n" + replaced(t, b.text, "redis://cache.internal:6379", "redis://"+redis.Addr())
+		if out, err := script(dir, line).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	if got, want := read(t, dir+"/ran"), "m\n--port 8080\n--port 8080\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func runDaily(t *testing.T, b block) {
+	dir := stage(t, map[string]string{"bin/rsync": "#!/bin/sh\necho \"$*\" >> ran\n"})
+	for range 2 {
+		if out, err := script(dir, "set -e\ncp bin/daily .\n"+b.text).CombinedOutput(); err != nil || len(out) > 0 {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	if got, want := read(t, dir+"/ran"), "-a Pictures/ nas:Pictures/\n"; got != want {
+		t.Errorf("got %q, want one run: %q", got, want)
+	}
+}
