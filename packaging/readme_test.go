@@ -243,7 +243,7 @@ func runList(t *testing.T, b block) {
 	dir := stage(t, nil)
 	backend := "file://" + dir + "/store"
 	env := "UNDERLEASE_BACKEND=" + backend
-	for line, want := range map[string]int{"underlease run weekly -- sh -c 'exit 3'": 3, "underlease run nightly-backup -- true": 0, "underlease run --min-hold 1m reindex -- true": 0} {
+	for line, want := range map[string]int{"underlease run weekly -- sh -c 'sleep 0.1; exit 3'": 3, "underlease run nightly-backup -- sleep 0.1": 0, "underlease run --min-hold 1m reindex -- sleep 0.1": 0} {
 		c := script(dir, line, env)
 		if out, err := c.CombinedOutput(); code(c) != want {
 			t.Fatalf("%s: %v: %s", line, err, out)
