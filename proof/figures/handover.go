@@ -26,7 +26,9 @@ type Store struct {
 }
 
 // settle is how long those who wait are given after the last of them has started: whether one waits at the store, only the store knows.
-func settle(waiters int) time.Duration { return time.Second + time.Duration(waiters)*20*time.Millisecond }
+func settle(waiters int) time.Duration {
+	return time.Second + time.Duration(waiters)*20*time.Millisecond
+}
 
 // limit is how long anything may take before a measurement is given up.
 const limit = 2 * time.Minute
