@@ -187,6 +187,7 @@ func tracked(t *testing.T) (dir string) {
 
 // The image that the Dockerfile describes, without a shell, /tmp, /etc (but the certificates), /dev, HOME or anybody's name, read-only.
 func TestTheImageFromScratch(t *testing.T) {
+	t.Parallel()
 	servers.Require(t, "namespaces", root())
 	i := dockerfile(t, "container/Dockerfile")
 	if i.from != "scratch" || i.user == "" || strings.HasPrefix(i.user, "0") || strings.HasPrefix(i.user, "root") {

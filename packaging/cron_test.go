@@ -129,6 +129,7 @@ func TestTheLinesOfCron(t *testing.T) {
 	if testing.Short() {
 		t.Skip("SKIPPED in a short run: it waits for the next minute")
 	}
+	t.Parallel()
 	missing := root()
 	for _, path := range []string{"/usr/sbin/cron", "/etc/cron.d", "/var/spool/cron/crontabs"} {
 		if _, err := os.Stat(path); err != nil && missing == nil {
@@ -148,12 +149,12 @@ func TestTheLinesOfCron(t *testing.T) {
 		"cron.d/example-jobs": minutely(t, read(t, "cron/cron.d/example-jobs"), backend),
 		"cron.d/mails":        fmt.Sprintf(whatIsMailed, backend, nobody),
 		"crontabs/root":       minutely(t, read(t, "cron/crontab"), backend),
-		"bin/slow":            note("exec sleep 3"),
-		"bin/fail":            note("sleep 5; echo 'no space left on /srv' >&2; exit 3"),
+		"bin/slow":            note("exec sleep 8"),
+		"bin/fail":            note("sleep 8; echo 'no space left on /srv' >&2; exit 3"),
 		"bin/endless":         note("exec sleep 600"),
 		"bin/queue-report":    note(""),
 		"bin/nightly-backup":  note(""),
-		"bin/reindex":         note("exec sleep 3"),
+		"bin/reindex":         note("exec sleep 8"),
 		"bin/fetch-mail":      note(""),
 		"bin/photos":          note(""),
 	}

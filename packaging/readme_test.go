@@ -60,6 +60,7 @@ var runners = []runner{
 	{"# /etc/underlease.yaml", runSettings},
 	{"$ underlease list", runList},
 	{"underlease schema print", runSchema},
+	{"ACL SETUSER lease", runRedisRights},
 	{"etcdctl role add lease", runRights},
 	{"GRANT SELECT", nil},            // with the schema
 	{"SELECT underlease_guard", nil}, // with the schema
@@ -242,7 +243,7 @@ func runList(t *testing.T, b block) {
 	dir := stage(t, nil)
 	backend := "file://" + dir + "/store"
 	env := "UNDERLEASE_BACKEND=" + backend
-	for line, want := range map[string]int{"underlease run weekly -- sh -c 'exit 3'": 3, "underlease run nightly-backup -- true": 0, "underlease run --min-hold 1m reindex -- true": 0} {
+	for line, want := range map[string]int{"underlease run weekly -- sh -c 'sleep 0.1; exit 3'": 3, "underlease run nightly-backup -- sleep 0.1": 0, "underlease run --min-hold 1m reindex -- sleep 0.1": 0} {
 		c := script(dir, line, env)
 		if out, err := c.CombinedOutput(); code(c) != want {
 			t.Fatalf("%s: %v: %s", line, err, out)
@@ -306,6 +307,18 @@ consul acl token create -policy-name=lease -secret=9a1f6f4e-5a53-4dc7-8b0c-3e6f0
 	}
 }
 
+// runRedisRights makes the user of the page, and runs as that one.
+func runRedisRights(t *testing.T, b block) {
+	redis := servers.StartRedis(t, servers.RedisOptions{})
+	redis.Do(strings.Fields(replaced(t, b.text, "PASSWORD", "its-password"))...)
+	dir := stage(t, nil)
+	for _, line := range []string{"underlease run --once-per 1d nightly -- true", "underlease gate schema-v3 -- true", "underlease list"} {
+		if out, err := script(dir, line, "UNDERLEASE_BACKEND=redis://lease:its-password@"+redis.Addr()).CombinedOutput(); err != nil {
+			t.Errorf("%s: %v: %s", line, err, out)
+		}
+	}
+}
+
 // runSchema makes the tables as the page says, gives the rights of the page, and runs its two jobs with them.
 func runSchema(t *testing.T, b block) {
 	p := servers.StartPostgres(t, servers.PostgresOptions{})
@@ -350,6 +363,7 @@ func runSchema(t *testing.T, b block) {
 
 // The rows of the comparison are what its script prints, for whichever tools are here.
 func TestTheTableOfWrappersIsWhatItsScriptPrints(t *testing.T) {
+	t.Parallel()
 	servers.Programs(t, "flock", "apt-get install -y util-linux", nil, "flock")
 	c := exec.Command("sh", "../proof/compare/wrappers.sh", underlease)
 	c.Env = environ()
@@ -369,5 +383,113 @@ func TestTheTableOfWrappersIsWhatItsScriptPrints(t *testing.T) {
 	}
 	if want := 5; rows < want { // the head is two
 		t.Errorf("got %d rows, want at least %d", rows, want)
+	}
+}
+
+// The picture shows what the program prints, but for hosts, numbers and times.
+func TestThePictureIsWhatTheProgramPrints(t *testing.T) {
+	c := exec.Command("sh", "demo/record", underlease)
+	c.Env = environ()
+	out, err := c.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	shape := func(text string) string {
+		for _, r := range [][2]string{
+			{`by \S+ \(pid \d+\)`, "by HOST"}, {`pids \[\d+\]`, "pids"}, {`\d\d:\d\d:\d\d`, "TIME"}, {`\d{13}`, "TERM"}, {`(in|after) [\d.]+m?s`, "$1 D"},
+			{`(width|height)="\d+"|viewBox="[^"]*"`, ""},
+		} {
+			text = regexp.MustCompile(r[0]).ReplaceAllString(text, r[1])
+		}
+		return text
+	}
+	if got, want := shape(string(out)), shape(read(t, "demo/demo.svg")); got != want {
+		t.Errorf("got\n%s\nwant the picture that is there:\n%s\nRun sh packaging/demo/record bin/underlease > packaging/demo/demo.svg", got, want)
+	}
+}
+
+// pageRunners are those of the pages below packaging.
+var pageRunners = []runner{
+	{"systemctl enable --now nightly-backup.timer", runEnableTimer},
+	{"install -m 644 cron.d/example-jobs", runInstallCron},
+	{"./start-instance ./server", runStartInstance},
+	{"./daily photos rsync", runDaily},
+}
+
+func TestEveryShellBlockOfTheOtherPagesIsRun(t *testing.T) {
+	pages, err := filepath.Glob("*/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ran := 0
+	for _, page := range pages {
+		for _, b := range blocks(t, page) {
+			if b.kind != "sh" {
+				continue
+			}
+			i := slices.IndexFunc(pageRunners, func(r runner) bool { return strings.Contains(b.text, r.words) })
+			if i < 0 {
+				t.Errorf("%s:%d: nothing runs this block:\n%s", page, b.line, b.text)
+				continue
+			}
+			ran++
+			t.Run(fmt.Sprintf("%s line %d", page, b.line), func(t *testing.T) { pageRunners[i].run(t, b) })
+		}
+	}
+	if ran != len(pageRunners) {
+		t.Errorf("got %d blocks, want %d", ran, len(pageRunners))
+	}
+}
+
+// runEnableTimer copies the files as the page says, on a host with a systemd that does not have them.
+func runEnableTimer(t *testing.T, b block) {
+	h := boot(t, "", nil)
+	if out, err := h.try("sh", "-c", "rm -r /etc/systemd/system/nightly-backup.* /etc/underlease && systemctl daemon-reload"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	from, err := filepath.Abs("systemd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := h.try("sh", "-e", "-c", "cd '"+from+"'\n"+b.text); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	h.becomes("nightly-backup.timer", "ActiveState=active UnitFileState=enabled")
+	if out, err := h.try("stat", "-c", "%a %U", "/etc/underlease", "/etc/underlease/backend"); err != nil || out != "700 root\n600 root\n" {
+		t.Errorf("got %v and %q, want files of root alone", err, out)
+	}
+}
+
+func runInstallCron(t *testing.T, b block) {
+	dir := t.TempDir()
+	line := "cd cron && " + replaced(t, b.text, "/etc/cron.d/", dir+"/")
+	if out, err := exec.Command("sh", "-e", "-c", line).CombinedOutput(); err != nil || read(t, dir+"/example-jobs") != read(t, "cron/cron.d/example-jobs") {
+		t.Errorf("got %v and %s", err, out)
+	}
+}
+
+func runStartInstance(t *testing.T, b block) {
+	redis := servers.StartRedis(t, servers.RedisOptions{})
+	dir := stage(t, map[string]string{"bin/migrate": "#!/bin/sh\necho m >> ran\n", "bin/server": "#!/bin/sh\necho \"$*\" >> ran\n"})
+	for range 2 {
+		line := "set -e\ncp bin/* .\n" + replaced(t, b.text, "redis://cache.internal:6379", "redis://"+redis.Addr())
+		if out, err := script(dir, line).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	if got, want := read(t, dir+"/ran"), "m\n--port 8080\n--port 8080\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func runDaily(t *testing.T, b block) {
+	dir := stage(t, map[string]string{"bin/rsync": "#!/bin/sh\necho \"$*\" >> ran\n"})
+	for range 2 {
+		if out, err := script(dir, "set -e\ncp bin/daily .\n"+b.text).CombinedOutput(); err != nil || len(out) > 0 {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	if got, want := read(t, dir+"/ran"), "-a Pictures/ nas:Pictures/\n"; got != want {
+		t.Errorf("got %q, want one run: %q", got, want)
 	}
 }

@@ -172,6 +172,29 @@ if [ -e "database/$table" ]; then echo t; else echo f; fi
 	}
 }
 
+// The query is one that a real server takes, and its answers are told apart.
+func TestSchemaAppliedAsksARealDatabase(t *testing.T) {
+	p := servers.StartPostgres(t, servers.PostgresOptions{})
+	host, port, _ := strings.Cut(p.Addr(), ":")
+	dir := stage(t, nil)
+	env := []string{"PGHOST=" + host, "PGPORT=" + port, "PGUSER=lease", "PGDATABASE=lease"}
+	p.Do("CREATE TABLE orders_v3 (n int)")
+	for line, want := range map[string]int{
+		"schema-applied orders_v3":                 0,
+		"schema-applied public.orders_v3":          0,
+		"schema-applied orders_v4":                 1,
+		"schema-applied \"o'; DROP TABLE x\"":      2,
+		"schema-applied":                           2,
+		"PGPORT=1 schema-applied orders_v3":        2,
+		"PGDATABASE=none schema-applied orders_v3": 2,
+	} {
+		c := script(dir, line, env...)
+		if out, _ := c.CombinedOutput(); code(c) != want {
+			t.Errorf("%s: got %d and %s, want %d", line, code(c), out, want)
+		}
+	}
+}
+
 func TestOnceADay(t *testing.T) {
 	dir := stage(t, map[string]string{"bin/job": "#!/bin/sh\necho \"$*\" >> ran\nexit $(cat fail 2>/dev/null || echo 0)\n"})
 	run := func(env ...string) int {

@@ -423,6 +423,27 @@ while :; do sleep 0.05; done
 	h.systemctl("stop", unit)
 }
 
+// What a careful administrator adds does not stand in the way.
+func TestTheServiceWithMoreTakenAway(t *testing.T) {
+	redis := servers.StartRedis(t, servers.RedisOptions{})
+	for _, c := range []struct{ lines, user string }{
+		{"DynamicUser=yes", `6[1-5]\d\d\d`}, {"User=nobody", "65534"}, {"PrivateUsers=yes", "0"}, {"ProcSubset=pid", "0"},
+		{"RestrictNamespaces=yes", "0"}, {"ProtectControlGroups=yes", "0"},
+	} {
+		h := boot(t, "redis://"+redis.Addr(), map[string]string{
+			"bin/nightly-backup": "#!/bin/sh\nunderlease check --for 1s; echo \"check=$? user=$(id -u)\" >> $STATE_DIRECTORY/ran\n",
+			"etc/systemd/system/nightly-backup.service.d/more.conf": "[Service]\n" + c.lines + "\n",
+		})
+		redis.Do("FLUSHALL")
+		h.systemctl("start", "nightly-backup.service")
+		h.becomes("nightly-backup.service", "ActiveState=inactive Result=success ExecMainStatus=0")
+		want := regexp.MustCompile(`\Acheck=0 user=` + c.user + `\n\z`)
+		if got := h.file("/var/lib/nightly-backup/ran"); !want.MatchString(got) {
+			t.Errorf("%s: got %q of the command, want %v", c.lines, got, want)
+		}
+	}
+}
+
 // status returns the exit code of `underlease status`.
 func status(t *testing.T, backend, lease string) int {
 	t.Helper()

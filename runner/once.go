@@ -389,7 +389,7 @@ func (r *run) concluded(ctx context.Context, res Result) Result {
 	case !res.Started:
 	case res.recorded:
 		res.Outcome = OutcomeMigrated
-		res.Reason = fmt.Sprintf("migrated: %q in %s", r.display(), Short(res.Ran))
+		res.Reason = fmt.Sprintf("migrated: %q in %s", r.display(), Short(max(res.Ran, time.Millisecond)))
 	case res.Reason != "":
 	case r.appliedAnyway(ctx, res):
 		res.Reason = fmt.Sprintf("failed: the command %s, and has written before that %q is applied", ending(res), r.display())

@@ -87,7 +87,7 @@ type takeover struct {
 var environ = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=/nonexistent"}
 
 // rounds say how often a handover is measured with so many that wait.
-var rounds = []struct{ waiters, times int }{{1, 12}, {8, 3}, {100, 1}}
+var rounds = []struct{ waiters, times int }{{1, 12}, {8, 2}, {100, 1}}
 
 // quickly are the rounds of a look at whether all of it works.
 var quickly = []struct{ waiters, times int }{{1, 1}, {8, 1}}

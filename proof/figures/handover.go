@@ -26,7 +26,9 @@ type Store struct {
 }
 
 // settle is how long those who wait are given after the last of them has started: whether one waits at the store, only the store knows.
-const settle = 2 * time.Second
+func settle(waiters int) time.Duration {
+	return time.Second + time.Duration(waiters)*20*time.Millisecond
+}
 
 // limit is how long anything may take before a measurement is given up.
 const limit = 2 * time.Minute
@@ -77,7 +79,7 @@ func (s Store) gather(lease string, waiters int, flags ...string) (p *party, err
 			return nil, errors.New("one that waits has no guardian")
 		}
 	}
-	pause(settle)
+	pause(settle(waiters))
 	return p, nil
 }
 
