@@ -87,6 +87,9 @@ func (d *driver) Commit(ctx context.Context, t quorum.Txn) (version int64, ok bo
 			add(api.KVTxnOp{Verb: api.KVCheckNotExists, Key: c.Key})
 		} else {
 			add(api.KVTxnOp{Verb: api.KVCheckIndex, Key: c.Key, Index: uint64(c.Version)})
+			if c.Session != "" {
+				add(api.KVTxnOp{Verb: api.KVCheckSession, Key: c.Key, Session: c.Session})
+			}
 		}
 	}
 	for _, w := range t.Writes {

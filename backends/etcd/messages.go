@@ -53,8 +53,10 @@ const (
 	kindFixed32          = 5
 	compareCreate        = 1
 	compareMod           = 2
+	compareLease         = 4
 	compareCreateNumber  = 5
 	compareModNumber     = 6
+	compareLeaseNumber   = 8
 	operationPut         = 2
 	operationDeleteRange = 3
 )
@@ -111,12 +113,22 @@ func rangeRequest(prefix string, serializable bool) []byte {
 
 func txnRequest(t quorum.Txn) (b []byte, err error) {
 	for _, check := range t.Checks {
-		target, number := int64(compareMod), uint64(compareModNumber)
-		if check.Version == 0 {
-			target, number = compareCreate, compareCreateNumber // there is no such key
+		compare := func(target int64, field uint64, n int64) {
+			part := appendBytes(appendInt(nil, 2, target), 3, check.Key) // the first field, the result, is zero: equal
+			b = appendPart(b, 1, appendSet(part, field, n))
 		}
-		part := appendBytes(appendInt(nil, 2, target), 3, check.Key) // the first field, the result, is zero: equal
-		b = appendPart(b, 1, appendSet(part, number, check.Version))
+		if check.Version == 0 { // there is no such key
+			compare(compareCreate, compareCreateNumber, 0)
+			continue
+		}
+		compare(compareMod, compareModNumber, check.Version)
+		if check.Session != "" {
+			id, err := number(check.Session)
+			if err != nil {
+				return nil, err
+			}
+			compare(compareLease, compareLeaseNumber, id)
+		}
 	}
 	for _, w := range t.Writes {
 		part := appendBytes(nil, 1, w.Key)

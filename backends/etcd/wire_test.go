@@ -143,7 +143,7 @@ func TestBehindAPrefix(t *testing.T) {
 // Messages byte for byte, as protoc-gen-go writes them.
 func TestMessagesAreThoseOfProtocolBuffers(t *testing.T) {
 	txn, err := txnRequest(quorum.Txn{
-		Checks: []quorum.Check{{Key: "a", Version: 300}, {Key: "b"}},
+		Checks: []quorum.Check{{Key: "a", Version: 300}, {Key: "b"}, {Key: "d", Version: 5, Session: "7f"}},
 		Writes: []quorum.Write{{Key: "a", Value: []byte("v"), Session: "7f"}, {Key: "b", Value: []byte("w")}, {Key: "c", Delete: true}},
 	})
 	if err != nil {
@@ -151,6 +151,7 @@ func TestMessagesAreThoseOfProtocolBuffers(t *testing.T) {
 	}
 	for what, c := range map[string]struct{ got, want []byte }{
 		"txn": {txn, []byte("\x0a\x08\x10\x02\x1a\x01a\x30\xac\x02" + "\x0a\x07\x10\x01\x1a\x01b\x28\x00" +
+			"\x0a\x07\x10\x02\x1a\x01d\x30\x05" + "\x0a\x07\x10\x04\x1a\x01d\x40\x7f" +
 			"\x12\x0a\x12\x08\x0a\x01a\x12\x01v\x18\x7f" + "\x12\x08\x12\x06\x0a\x01b\x12\x01w" + "\x12\x05\x1a\x03\x0a\x01c")},
 		"range":        {rangeRequest("ul/", true), []byte("\x0a\x03ul/\x12\x03ul0\x38\x01")},
 		"grant":        {grantRequest(1<<62, 60), []byte("\x08\x3c\x10\x80\x80\x80\x80\x80\x80\x80\x80\x40")},

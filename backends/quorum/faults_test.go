@@ -517,3 +517,30 @@ func TestAListShowsWaitersAndNamesWhatItCannotShow(t *testing.T) {
 		}
 	})
 }
+
+// A store that lost everything counts its versions anew. The lease of before and that of after may then have the same ones, and yet a
+// release of the former, from what it knew, does not free the latter.
+func TestAReleaseAfterALossSparesWhoeverCameAfterIt(t *testing.T) {
+	each(t, 1, func(t *testing.T, st *stand) {
+		before, after := st.client(st.all), st.client(st.all)
+		// The same requests at both times, so that versions are as equal as they can be.
+		last := granted(t, before, request("l"))
+		st.lose()
+		var next backends.Grant
+		servers.Within(t, 20*time.Second, "a grant after the loss", func() (err error) {
+			next, err = acquire(t, after, request("l"))
+			return err
+		})
+		servers.Within(t, 10*time.Second, "the release of a lease that was lost", func() error { return release(t, before, last) })
+		if err := renew(t, after, next); err != nil {
+			t.Errorf("Renew of the later holder: got %v, want the grant", err)
+		}
+		if g, err := acquire(t, before, request("l")); !errors.Is(err, backends.ErrBusy) {
+			t.Errorf("Acquire beside the later holder: got the term %d, %v, want busy", g.Term, err)
+		}
+		state, err := after.Inspect(t.Context(), "", "l")
+		if err != nil || len(state.Slots) != 1 || state.Slots[0].Term != next.Term || len(state.History) != 0 {
+			t.Errorf("the lease: got %+v, %v, want the term %d and no end", state, err, next.Term)
+		}
+	})
+}

@@ -84,7 +84,7 @@ func (s *shelf) Commit(_ context.Context, t Txn) (int64, bool, error) {
 
 func (s *shelf) commit(t Txn) (int64, bool, error) {
 	for _, c := range t.Checks {
-		if s.keys[c.Key].Version != c.Version {
+		if there := s.keys[c.Key]; there.Version != c.Version || c.Session != "" && there.Session != c.Session {
 			return 0, false, nil
 		}
 	}

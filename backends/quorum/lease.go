@@ -503,7 +503,7 @@ func (c *Client) finish(ctx context.Context, g backends.Grant, l *lease, e backe
 		}
 		var t Txn
 		t.check(p.doc(), l.version)
-		t.check(there.pair.Key, there.pair.Version)
+		t.same(there.pair)
 		t.delete(there.pair.Key)
 		t.delete(p.ask(g.Slot))
 		if e.Outcome == backends.OutcomeNotStarted && l.holds[g.Slot] != nil {
@@ -548,7 +548,7 @@ func (c *Client) close(ctx context.Context, p place, slot int, term backends.Ter
 		var t Txn
 		t.check(p.doc(), l.version)
 		if g := l.grants[slot]; g != nil && (term == 0 || g.Term == term) {
-			t.check(g.pair.Key, g.pair.Version)
+			t.same(g.pair)
 			t.delete(g.pair.Key)
 			t.delete(p.ask(slot))
 		}
@@ -590,10 +590,10 @@ func (c *Client) Ask(ctx context.Context, namespace, name string, slot int, a ba
 			return nil
 		}
 		var t Txn
-		t.check(g.pair.Key, g.pair.Version)
+		t.same(g.pair)
 		t.put(p.ask(slot), stored(ask{Kind: string(a.Kind), Reason: a.Reason, By: a.By}), g.pair.Session)
 		if before != nil {
-			t.check(before.pair.Key, before.pair.Version)
+			t.same(before.pair)
 		} else {
 			t.check(p.ask(slot), 0)
 		}

@@ -31,6 +31,9 @@
 //   - A renewal counts the session anew and reads the slot at the same time; both have to succeed, because a key can be deleted
 //     while its session lives.
 //
+//   - What is changed for a holder is compared by version and by session: after the loss of everything a store counts its versions anew,
+//     and a key of before and one of after may have the same.
+//
 //   - An abandoned acquisition ends its sessions: a transaction that is still on its way then finds none. One that was sent together with
 //     its session finds another version of the doc.
 //
@@ -131,10 +134,12 @@ type Txn struct {
 	Writes []Write
 }
 
-// Check is a condition: the key has that version. Zero says that there is no such key.
+// Check is a condition: the key has that version. Zero says that there is no such key. With a session it also hangs on that one:
+// a store that was started without what it knew counts versions anew, and then another key may have that of this one.
 type Check struct {
 	Key     string
 	Version int64
+	Session string
 }
 
 // Write puts a key, under a session where one is given, or deletes it.
@@ -145,7 +150,12 @@ type Write struct {
 	Delete  bool
 }
 
-func (t *Txn) check(key string, version int64) { t.Checks = append(t.Checks, Check{key, version}) }
+func (t *Txn) check(key string, version int64) {
+	t.Checks = append(t.Checks, Check{Key: key, Version: version})
+}
+
+// same is the condition that a key which hangs on a session is the one that was read.
+func (t *Txn) same(p Pair) { t.Checks = append(t.Checks, Check{p.Key, p.Version, p.Session}) }
 
 // put replaces an earlier write of the same key: no store takes two in one transaction.
 func (t *Txn) put(key string, value []byte, session string) {

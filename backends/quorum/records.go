@@ -90,7 +90,7 @@ func (r records) Put(ctx context.Context, namespace, lease string, put backends.
 			if err != nil {
 				return 0, err
 			}
-			t.check(there.pair.Key, there.pair.Version)
+			t.same(there.pair)
 		}
 		r.c.put(&t, p, put)
 		version, ok, err := r.c.store.Commit(ctx, t)
