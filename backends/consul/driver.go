@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -68,6 +69,11 @@ func (d *driver) list(prefix string, q *api.QueryOptions) (quorum.View, error) {
 	if err != nil {
 		return quorum.View{}, d.classify(err)
 	}
+	// Without keys Consul says 404, and so does whatever stands before it and does not know the way. Only Consul counts.
+	// Source: Consul, agent/http.go, setIndex: the header is on each answer to a read, and never zero.
+	if meta.LastIndex == 0 {
+		return quorum.View{}, d.foreign("it is no answer of Consul's to a read")
+	}
 	if meta.ResultsFilteredByACLs {
 		return quorum.View{}, d.denied("the token may not read keys below " + prefix)
 	}
@@ -128,7 +134,15 @@ func (d *driver) Commit(ctx context.Context, t quorum.Txn) (version int64, ok bo
 			version = max(version, int64(r.KV.ModifyIndex))
 		}
 	}
+	if puts := slices.ContainsFunc(t.Writes, func(w quorum.Write) bool { return !w.Delete }); puts && version == 0 {
+		return 0, false, d.foreign("it is no answer of Consul's to a transaction")
+	}
 	return version, true, nil
+}
+
+// foreign says that something else than Consul answered.
+func (d *driver) foreign(what string) error {
+	return backends.WithHint(backends.Unavailable(nil, "%s: it does not answer as Consul does: %s", d.address, what), "look at host and port in the store's URL")
 }
 
 // A blocking query goes on at the server when nobody waits for it any more, and counts as a connection of this host, of which
@@ -176,7 +190,7 @@ func (d *driver) Begin(ctx context.Context, _ string, ttl time.Duration) (quorum
 		return quorum.Session{}, d.classify(err)
 	}
 	if made.ID == "" {
-		return quorum.Session{}, backends.Broken(nil, "%s: a session was made without a name", d.address)
+		return quorum.Session{}, d.foreign("a session was made without a name")
 	}
 	return quorum.Session{ID: made.ID, TTL: ttl}, nil
 }
@@ -187,7 +201,9 @@ func (d *driver) Keep(ctx context.Context, session string) error {
 		return quorum.ErrGone
 	}
 	_, err := d.client.Raw().Write("/v1/session/renew/"+session, nil, nil, (&api.WriteOptions{}).WithContext(ctx))
-	if refused, is := errors.AsType[api.StatusError](err); is && refused.Code == http.StatusNotFound {
+	// Source: Consul, agent/session_endpoint.go, SessionRenew. A 404 with other words is not Consul's, and says nothing of a session.
+	if refused, is := errors.AsType[api.StatusError](err); is && refused.Code == http.StatusNotFound &&
+		strings.TrimSpace(refused.Body) == "Session id '"+session+"' not found" {
 		return quorum.ErrGone
 	}
 	return d.classify(err)

@@ -9,10 +9,12 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -325,5 +327,67 @@ func TestAURLThatCannotWorkIsRefused(t *testing.T) {
 		if strings.Contains(fmt.Sprint(err, backends.Hint(err)), secret) {
 			t.Errorf("%s: the secret is shown: %v", raw, err)
 		}
+	}
+}
+
+// A proxy that has lost its way says 404, which is also what Consul says where there is no key, and no session. It is no loss, and
+// nothing is free.
+func TestWhatAProxySaysIsNotWhatConsulSays(t *testing.T) {
+	c := servers.StartConsul(t, 1, servers.ConsulOptions{})
+	to, err := url.Parse("http://" + c.Nodes[0].Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	through := httputil.NewSingleHostReverseProxy(to)
+	var instead atomic.Pointer[http.HandlerFunc]
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if h := instead.Load(); h != nil {
+			(*h)(w, r)
+		} else {
+			through.ServeHTTP(w, r)
+		}
+	}))
+	t.Cleanup(web.Close)
+	s := opened(t, "consul://"+web.Listener.Addr().String())
+	g, err := acquire(t, s, "l", time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, answer := range map[string]http.HandlerFunc{
+		"404": func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "default backend - 404", http.StatusNotFound)
+		},
+		"null": func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "null") },
+		"{}":   func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "{}") },
+	} {
+		instead.Store(&answer)
+		limit := func() context.Context {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			t.Cleanup(cancel)
+			return ctx
+		}
+		_, renewErr := s.Renew(limit(), g)
+		_, inspectErr := s.Inspect(limit(), "", "l")
+		_, listErr := s.List(limit(), "")
+		_, acquireErr := acquire(t, s, "l", time.Minute)
+		_, putErr := s.Records().Put(limit(), "", "l", backends.Put{Key: "k", Version: backends.AnyVersion}, nil)
+		_, getErr := s.Records().Get(limit(), "", "l", "k")
+		releaseErr := s.Release(limit(), g, backends.End{Outcome: "ok"})
+		for call, err := range map[string]error{
+			"Renew": renewErr, "Inspect": inspectErr, "List": listErr, "Acquire": acquireErr, "Put": putErr, "Get": getErr, "Release": releaseErr,
+		} {
+			if !errors.Is(err, backends.ErrUnavailable) {
+				t.Errorf("%s: %s: got %v, want unavailable", name, call, err)
+			}
+		}
+		instead.Store(nil)
+		if _, err := s.Renew(t.Context(), g); err != nil {
+			t.Errorf("%s: Renew afterwards: got %v, want the grant", name, err)
+		}
+	}
+	// What Consul itself says of a session that is not there is a loss.
+	c.Nodes[0].Destroy("ul/lease/_/l/slot/0/grant")
+	if _, err := s.Renew(t.Context(), g); !errors.Is(err, backends.ErrLost) {
+		t.Errorf("Renew without a session: got %v, want lost", err)
 	}
 }
