@@ -1,6 +1,7 @@
 package quorum
 
 import (
+	"context"
 	"encoding/json"
 	"slices"
 	"strconv"
@@ -201,6 +202,61 @@ func (l *lease) last() backends.Term {
 		t = max(t, h.Term)
 	}
 	return t
+}
+
+// high is the largest term of the leases of a namespace that were deleted because nobody used them.
+type high struct {
+	Form int           `json:"f"`
+	Term backends.Term `json:"t"`
+
+	version int64 // of the key; zero: there is none
+}
+
+// next returns the term of the next grant, and has a transaction compare what it comes from. A lease without a doc may have been
+// deleted: it goes on from the mark of its namespace. That there is none is what is taken for granted until a transaction says otherwise,
+// so that it costs no look where nothing was ever deleted.
+func (c *Client) next(l *lease, now int64, t *Txn) (backends.Term, error) {
+	last := l.last()
+	t.check(l.place.doc(), l.version)
+	if l.version == 0 {
+		c.mu.Lock()
+		h := c.high[l.place.high()]
+		c.mu.Unlock()
+		t.check(l.place.high(), h.version)
+		last = max(last, h.Term)
+	}
+	term, err := last.Next(now)
+	if err != nil {
+		return 0, c.damaged(l.place.doc(), err)
+	}
+	return term, nil
+}
+
+// again looks at the mark once more where a transaction compared with it in vain.
+func (c *Client) again(ctx context.Context, l *lease) error {
+	if l.version != 0 {
+		return nil
+	}
+	_, err := c.marked(ctx, l.place)
+	return err
+}
+
+// marked reads the mark of a namespace.
+func (c *Client) marked(ctx context.Context, p place) (h high, err error) {
+	pair, err := c.key(ctx, p.high())
+	if err != nil {
+		return h, err
+	}
+	if pair != nil {
+		if err := json.Unmarshal(pair.Value, &h); err != nil || h.Form != form {
+			return h, c.damaged(p.high(), err)
+		}
+		h.version = pair.Version
+	}
+	c.mu.Lock()
+	c.high[p.high()] = h
+	c.mu.Unlock()
+	return h, nil
 }
 
 // carrying returns the grant with a digest and its slot, or nil.

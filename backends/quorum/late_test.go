@@ -183,3 +183,51 @@ func (s *slow) Commit(ctx context.Context, t Txn) (int64, bool, error) {
 	}
 	return version, ok, err
 }
+
+// Clocks that are wrong in both directions: a list by a host that is ahead forgets a lease early, and who acquires next is behind. Terms
+// grow all the same, also of a client that had seen the lease before.
+func TestTermsGrowOverAListByAHostThatIsAhead(t *testing.T) {
+	s := &shelf{keys: map[string]Pair{}, sessions: map[string]bool{}}
+	at := func(ahead time.Duration) *Client {
+		return New(s, Options{Root: "ul", Now: func() time.Time { return time.Now().Add(ahead) }})
+	}
+	behind, ahead := at(-time.Hour), at(8*24*time.Hour)
+	req := backends.Request{Namespace: "ns", Lease: "l", Holder: "somebody", Slots: 1, TTL: time.Minute}
+	last := backends.Term(0)
+	run := func(c *Client, lease string) {
+		t.Helper()
+		req.Lease, req.Handle = lease, backends.NewHandle()
+		g, err := c.Acquire(t.Context(), req)
+		if err == nil {
+			err = c.Release(t.Context(), g, backends.End{Outcome: "ok"})
+		}
+		if err != nil || g.Term <= last {
+			t.Fatalf("a run: got the term %d, %v, want more than %d", g.Term, err, last)
+		}
+		last = g.Term
+	}
+	forgets := func() {
+		t.Helper()
+		if list, err := ahead.List(t.Context(), "ns"); err != nil || len(list) != 0 {
+			t.Fatalf("List by the host that is ahead: got %+v, %v, want that nothing is left", list, err)
+		}
+	}
+	run(at(0), "l")
+	for range 3 {
+		forgets()
+		run(behind, "l")
+	}
+	forgets()
+	run(at(-2*time.Hour), "l")
+	// An acquisition that was abandoned goes on from there, too.
+	forgets()
+	s.hold = true
+	req.Handle = backends.NewHandle()
+	if _, err := behind.Acquire(t.Context(), req); !errors.Is(err, backends.ErrUnavailable) {
+		t.Fatalf("Acquire: got %v, want unavailable", err)
+	}
+	if err := behind.Release(t.Context(), backends.Grant{Namespace: "ns", Lease: "l", Handle: req.Handle}, backends.End{}); err != nil {
+		t.Fatalf("abandon: got %v, want nil", err)
+	}
+	run(at(-3*time.Hour), "l")
+}

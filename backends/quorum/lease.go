@@ -212,12 +212,11 @@ func (l *lease) granted(slot int, g *grant) backends.Grant {
 // take takes a free slot. Without an error and ok somebody was faster. [ErrGone] says that a session is not there.
 func (a *attempt) take(ctx context.Context, l *lease, slot int, session, held Session) (_ backends.Grant, ok bool, _ error) {
 	now := a.c.millis()
-	term, err := l.last().Next(now)
-	if err != nil {
-		return backends.Grant{}, false, a.c.damaged(a.place.doc(), err)
-	}
 	var t Txn
-	t.check(a.place.doc(), l.version)
+	term, err := a.c.next(l, now, &t)
+	if err != nil {
+		return backends.Grant{}, false, err
+	}
 	t.check(a.place.grant(slot), 0)
 	t.check(a.place.hold(slot), 0)
 	d := l.doc.clone()
@@ -236,6 +235,9 @@ func (a *attempt) take(ctx context.Context, l *lease, slot int, session, held Se
 		t.delete(ticket)
 	}
 	version, ok, err := a.c.store.Commit(ctx, t)
+	if err == nil && !ok {
+		err = a.c.again(ctx, l)
+	}
 	if !ok || err != nil {
 		return backends.Grant{}, false, err
 	}
@@ -459,15 +461,17 @@ func (c *Client) abandon(ctx context.Context, g backends.Grant, d string, e back
 		}
 		var t Txn
 		d := l.doc.clone()
-		if d.Term, err = l.last().Next(c.millis()); err != nil {
-			return c.damaged(p.doc(), err)
+		if d.Term, err = c.next(l, c.millis(), &t); err != nil {
+			return err
 		}
-		t.check(p.doc(), l.version)
 		t.put(p.doc(), stored(d), "")
 		if _, ok, err := c.store.Commit(ctx, t); err != nil {
 			return err
 		} else if ok {
 			break
+		}
+		if err := c.again(ctx, l); err != nil {
+			return err
 		}
 	}
 	c.forget(d)

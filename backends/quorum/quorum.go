@@ -18,6 +18,7 @@
 //	end/N/L/J                the last 50 ends, J being their count modulo 50
 //	queue/N/L/T              somebody waits; under a short session of his own
 //	record/N/L/K             a record: when it was written, and its bytes
+//	high/N                   the largest term of the leases of a namespace that were deleted because nobody used them
 //
 // Values are JSON, but for records. A grant carries a digest of its handle, not the handle: who can read the store cannot take a
 // lease over.
@@ -25,8 +26,9 @@
 // # The rules
 //
 //   - The term is max(last + 1, milliseconds of the client's clock), in the transaction that takes the slot. Neither store has a
-//     clock that it shows. A client's clock that is wrong makes terms jump forward, never back: only when the store has lost
-//     everything, a clock that is behind can give a term again.
+//     clock that it shows. A client's clock that is wrong makes terms jump forward, never back: a lease that has no doc goes on from the
+//     largest term of those that were deleted. Only when the store has lost everything, or somebody deleted keys by hand, a clock that is
+//     behind can give a term again.
 //
 //   - A renewal counts the session anew and reads the slot at the same time; both have to succeed, because a key can be deleted
 //     while its session lives.
@@ -41,7 +43,8 @@
 //     those that wait. Who stands first watches the lease. The place is a hint: a run that does not wait may come between.
 //
 //   - A lease that was not used for 7 days, and has no records, is deleted by the next list of its namespace (`underlease list`), a
-//     hundred of them at a time.
+//     hundred of them at a time. How long that is says the clock of who lists: one that is ahead makes a lease forget too early how its
+//     last runs ended, and nothing else.
 //
 // # The limits
 //
@@ -186,6 +189,7 @@ type Client struct {
 	closed  bool
 	hands   map[string]*hand    // by digest of the handle
 	waiting map[string]*waiting // by digest of the handle
+	high    map[string]high     // by key; what is not here was not seen yet
 }
 
 var (
@@ -200,7 +204,7 @@ func New(s Store, o Options) *Client {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	return &Client{store: s, options: o, hands: map[string]*hand{}, waiting: map[string]*waiting{}}
+	return &Client{store: s, options: o, hands: map[string]*hand{}, waiting: map[string]*waiting{}, high: map[string]high{}}
 }
 
 // hand is what this client knows of one handle. It saves requests and decides nothing.
@@ -277,6 +281,15 @@ func (p place) of(kind string) string {
 		n = backends.Key("", p.namespace)
 	}
 	return p.root + "/" + kind + "/" + n + "/" + backends.Key(p.namespace, p.name) + "/"
+}
+
+// high is the key of the mark of the namespace.
+func (p place) high() string {
+	n := "_"
+	if p.namespace != "" {
+		n = backends.Key("", p.namespace)
+	}
+	return p.root + "/high/" + n
 }
 
 func (p place) lease() string      { return p.of("lease") }

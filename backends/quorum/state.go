@@ -209,8 +209,8 @@ const (
 	mostPruned = 100
 )
 
-// prune deletes leases that were not used for the retention, and returns the others. Those with records stay. The term starts from
-// a clock then, which is further than it ever was. That it cannot be done, for lack of a right perhaps, is no matter of who lists.
+// prune deletes leases that were not used for the retention, and returns the others. Those with records stay. That it cannot be done, for
+// lack of a right perhaps, is no matter of who lists.
 func (c *Client) prune(ctx context.Context, all []listed) (others []listed) {
 	old, pruned := c.millis()-retention.Milliseconds(), 0
 	for _, l := range all {
@@ -224,15 +224,24 @@ func (c *Client) prune(ctx context.Context, all []listed) (others []listed) {
 	return others
 }
 
-// delete deletes a lease that nobody has, with its history.
+// delete deletes a lease that nobody has, with its history. Its term stays in the mark of the namespace: neither the clock of who lists
+// nor that of who acquires next can be trusted to be further than it.
 func (c *Client) delete(ctx context.Context, l *lease) bool {
 	kept, err := c.store.Read(ctx, l.place.records())
 	if err != nil || len(kept.Pairs) > 0 {
 		return false
 	}
+	h, err := c.marked(ctx, l.place)
+	if err != nil {
+		return false
+	}
 	var t Txn
 	t.check(l.place.doc(), l.version)
 	t.delete(l.place.doc())
+	if h.Term < l.doc.Term {
+		t.check(l.place.high(), h.version)
+		t.put(l.place.high(), stored(high{Form: form, Term: l.doc.Term}), "")
+	}
 	for i := range min(l.doc.Ends, backends.HistoryLength) {
 		t.delete(l.place.end(i + 1))
 	}
