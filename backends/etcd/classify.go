@@ -80,6 +80,8 @@ func (d *driver) said(r *refusal) error {
 			"his role needs them: etcdctl role grant-permission ROLE --prefix=true readwrite %s/", d.settings.root)
 	case saysToken, saysManagement, saysOldRevision:
 		return away("the server knows our token no more: the next attempt asks for another")
+	case saysLearner:
+		return away("it is a learner, which answers no one")
 	case saysNoLeader, saysLeaderChanged, saysNotLeader:
 		return backends.WithHint(away("the cluster has no leader"), "a majority of its members has to run, and to reach one another")
 	case saysFull:
@@ -96,10 +98,10 @@ func (d *driver) said(r *refusal) error {
 		return backends.WithHint(backends.Broken(nil, "%s: the server is too old", d.address), "3.4 or newer is needed")
 	}
 	text := d.harmless(r.text)
-	switch r.code {
-	case codeDeadline, codeCanceled:
+	switch {
+	case r.code == codeDeadline || r.code == codeCanceled:
 		return d.unheard(backends.Unavailable(nil, "no answer from %s", d.address))
-	case codeUnimplemented:
+	case r.status != 0 || r.code == codeUnimplemented:
 		return backends.WithHint(away("it does not answer as etcd does: %s", text), "look at host and port in the store's URL")
 	}
 	return away("%s", text)

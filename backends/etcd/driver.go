@@ -57,10 +57,9 @@ func (d *driver) ask(ctx context.Context, method string, request []byte, f func(
 	if err := ctx.Err(); err != nil {
 		return d.classify(err)
 	}
-	answer, err := d.wire.call(ctx, method, request)
+	err := d.wire.call(ctx, method, request, f)
 	if err == nil {
 		d.answered.Store(true)
-		err = f(answer)
 	}
 	return d.classify(err)
 }
@@ -104,7 +103,7 @@ func (d *driver) Await(ctx context.Context, prefix string, after int64) error {
 		case err != nil:
 			return false, err
 		case h.canceled && !h.compacted:
-			return false, &refusal{codeUnavailable, h.reason}
+			return false, &refusal{code: codeUnavailable, text: h.reason}
 		}
 		return h.events || h.compacted, nil // what happened since may be gone: look
 	})

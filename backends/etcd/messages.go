@@ -41,6 +41,7 @@ const (
 	saysNoLeader         = "etcdserver: no leader"
 	saysLeaderChanged    = "etcdserver: leader changed"
 	saysNotLeader        = "etcdserver: not leader"
+	saysLearner          = "etcdserver: rpc not supported for learner"
 	saysFull             = "etcdserver: mvcc: database space exceeded"
 	saysCorrupt          = "etcdserver: corrupt cluster"
 	saysCompacted        = "etcdserver: mvcc: required revision has been compacted"

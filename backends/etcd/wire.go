@@ -168,8 +168,9 @@ func (w *wire) close() {
 
 // refusal is what a server says in the place of an answer.
 type refusal struct {
-	code int // of gRPC
-	text string
+	code   int // of gRPC
+	text   string
+	status int // of HTTP, where it is not gRPC that was answered
 }
 
 func (r *refusal) Error() string { return r.text }
@@ -177,24 +178,67 @@ func (r *refusal) Error() string { return r.text }
 // Codes of gRPC.
 const (
 	codeCanceled      = 1
+	codeUnknown       = 2
 	codeDeadline      = 4
+	codeDenied        = 7
+	codeExhausted     = 8
 	codeUnimplemented = 12
+	codeInternal      = 13
 	codeUnavailable   = 14
+	codeDataLoss      = 15
+	codeNobody        = 16
 )
 
-// call sends a request, and returns the first message of the answer. Where a connection cannot be made, another member is asked; one
-// that has no leader does nothing, and another may have one.
-func (w *wire) call(ctx context.Context, method string, request []byte) ([]byte, error) {
+// refused makes a refusal of an answer that is not gRPC. Source: gRPC, HTTP to gRPC status code mapping.
+func refused(status int, text string) *refusal {
+	code := codeUnknown
+	switch status {
+	case http.StatusBadRequest:
+		code = codeInternal
+	case http.StatusUnauthorized:
+		code = codeNobody
+	case http.StatusForbidden:
+		code = codeDenied
+	case http.StatusNotFound:
+		code = codeUnimplemented
+	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		code = codeUnavailable
+	}
+	return &refusal{code, text, status}
+}
+
+// undone reports whether certainly nothing was done. Behind what says 502 there may be a server that did something.
+func (r *refusal) undone() bool {
+	switch r.text {
+	case saysNoLeader, saysNotLeader, saysLearner, saysTooMany, saysFull, saysCorrupt:
+		return true
+	}
+	return r.status != 0 && r.status < http.StatusInternalServerError ||
+		r.code == codeExhausted || r.code == codeUnimplemented || r.code == codeDataLoss
+}
+
+// elsewhere reports whether another member may have another answer.
+func (r *refusal) elsewhere() bool {
+	switch r.code {
+	case codeUnknown, codeDeadline, codeInternal, codeUnavailable:
+		return true
+	}
+	return r.status != 0 || r.undone()
+}
+
+// call sends a request, and hands the first message of the answer to f. Where a connection cannot be made, another member is asked; one
+// that has no leader, or is no member at all, does nothing, and another may have one.
+func (w *wire) call(ctx context.Context, method string, request []byte, f func([]byte) error) error {
 	again := false
 	for {
 		token, err := w.login(ctx)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		answer, err := w.each(ctx, method, request, token)
+		err = w.each(ctx, method, request, token, f)
 		r, refused := errors.AsType[*refusal](err)
 		if !refused || again || w.user == "" || r.text != saysToken && r.text != saysOldRevision {
-			return answer, err
+			return err
 		}
 		again = true // once
 		w.mu.Lock()
@@ -213,12 +257,12 @@ func (w *wire) login(ctx context.Context) (string, error) {
 	if w.user == "" || token != "" {
 		return token, nil
 	}
-	b, err := w.each(ctx, methodAuthenticate, authenticateRequest(w.user, w.password), "")
+	err := w.each(ctx, methodAuthenticate, authenticateRequest(w.user, w.password), "", func(b []byte) (err error) {
+		token, err = authenticateResponse(b)
+		return err
+	})
 	if r, ok := errors.AsType[*refusal](err); ok && r.text == saysNoAuth {
 		return "", nil
-	}
-	if err == nil {
-		token, err = authenticateResponse(b)
 	}
 	if err != nil {
 		return "", err
@@ -229,35 +273,44 @@ func (w *wire) login(ctx context.Context) (string, error) {
 	return token, nil
 }
 
-// each asks one member after another as long as nothing can have been done.
-func (w *wire) each(ctx context.Context, method string, request []byte, token string) (answer []byte, err error) {
+// each asks one member after another as long as nothing can have been done, or what was done may be done again: a transaction alone
+// cannot, for what it compares with may be what it has changed.
+func (w *wire) each(ctx context.Context, method string, request []byte, token string, f func([]byte) error) (err error) {
+	repeats := method != methodTxn
+	broke := false
 	for left := len(w.hosts); left > 0; left-- {
 		l, at, lineErr := w.line()
 		if lineErr != nil {
-			return nil, lineErr
+			return lineErr
 		}
-		answer, err = w.one(ctx, l, w.hosts[at], method, request, token, left)
+		var answer []byte
+		if answer, err = w.one(ctx, l, w.hosts[at], method, request, token, left); err == nil {
+			err = f(answer)
+		}
 		if err == nil {
-			return answer, nil
+			return nil
 		}
 		r, refused := errors.AsType[*refusal](err)
 		switch {
-		case refused && r.text != saysNoLeader:
-			if r.code == codeUnavailable || r.code == codeDeadline {
-				w.next(at) // another one may be better off
-			}
-			return nil, err
-		case refused, unconnected(err) && ctx.Err() == nil:
-			w.next(at)
-		default:
+		case ctx.Err() != nil:
 			// Whether it was done is not known, and what these connections are good for.
 			if !errors.Is(ctx.Err(), context.Canceled) {
 				w.leave(l, at)
 			}
-			return nil, err
+			return err
+		case refused && !r.elsewhere():
+			return err
+		}
+		w.next(at)
+		if undone := refused && r.undone() || unconnected(err); !undone && !repeats {
+			return err
+		}
+		if !refused && !unconnected(err) && !broke {
+			broke = true // the server closed a connection that nothing went over for long: another is made
+			left++
 		}
 	}
-	return nil, err
+	return err
 }
 
 // next asks the next member from now on.
@@ -316,7 +369,7 @@ func (w *wire) open(ctx context.Context, l *line, host, method string, request i
 	}
 	if res.StatusCode != http.StatusOK || !strings.HasPrefix(res.Header.Get("Content-Type"), "application/grpc") {
 		_ = res.Body.Close()
-		return nil, &refusal{codeUnimplemented, res.Status}
+		return nil, refused(res.StatusCode, res.Status)
 	}
 	if err := outcome(res.Header); err != nil { // no message at all
 		_ = res.Body.Close()
@@ -339,7 +392,7 @@ func outcome(h http.Header) error {
 	if err != nil {
 		words = h.Get("Grpc-Message")
 	}
-	return &refusal{code, words}
+	return &refusal{code: code, text: words}
 }
 
 // answers are the messages of one request.

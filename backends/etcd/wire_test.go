@@ -10,7 +10,10 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -196,4 +199,102 @@ func FuzzAnswersAreRead(f *testing.F) {
 		_, _ = ttlResponse(b)
 		_, _ = statusResponse(b)
 	})
+}
+
+// http2 serves HTTP/2 without TLS, as a member of etcd does.
+func http2(t *testing.T, h http.HandlerFunc) (addr string) {
+	t.Helper()
+	server := httptest.NewUnstartedServer(h)
+	server.Config.Protocols = new(http.Protocols)
+	server.Config.Protocols.SetUnencryptedHTTP2(true)
+	server.Start()
+	t.Cleanup(server.Close)
+	return server.Listener.Addr().String()
+}
+
+// says is an answer of gRPC without a message.
+func says(code int, text string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/grpc")
+		w.Header().Set("Grpc-Status", strconv.Itoa(code))
+		w.Header().Set("Grpc-Message", text)
+	}
+}
+
+// C11: an endpoint that answers, but not as a member that works does, costs no call, or one at most where something may have been done;
+// then another is asked, for good.
+func TestAnEndpointThatAnswersWronglyIsLeft(t *testing.T) {
+	c := servers.StartEtcd(t, 1, servers.EtcdOptions{})
+	code := func(status int) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }
+	}
+	for name, bad := range map[string]struct {
+		h     http.HandlerFunc
+		costs int // of transactions
+	}{
+		"429":        {code(429), 0},
+		"502":        {code(502), 1},
+		"503":        {code(503), 1},
+		"504":        {code(504), 1},
+		"404":        {code(404), 0},
+		"403":        {code(403), 0},
+		"a page":     {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }, 0},
+		"exhausted":  {says(8, "too many"), 0},
+		"requests":   {says(8, saysTooMany), 0},
+		"not leader": {says(9, saysNotLeader), 0},
+		"learner":    {says(9, saysLearner), 0},
+		"data loss":  {says(15, saysCorrupt), 0},
+		"unknown":    {says(2, "?"), 1},
+		"internal":   {says(13, "?"), 1},
+		"no leader":  {says(14, saysNoLeader), 0},
+		"away":       {says(14, "connection refused"), 1},
+	} {
+		var asked atomic.Int32
+		addr := http2(t, func(w http.ResponseWriter, r *http.Request) {
+			asked.Add(1)
+			bad.h(w, r)
+		})
+		u, err := url.Parse("etcd://" + addr + "," + c.Nodes[0].Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := parse(u)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := newDriver(s)
+		t.Cleanup(func() { _ = d.Close() })
+		try := func(what string, costs int, f func(context.Context) error) {
+			t.Helper()
+			d.wire.mu.Lock()
+			d.wire.at = 0
+			d.wire.mu.Unlock()
+			asked.Store(0)
+			for range 3 {
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+				err := f(ctx)
+				cancel()
+				if err == nil {
+					break
+				}
+				if costs--; costs < 0 || !errors.Is(err, backends.ErrUnavailable) {
+					t.Errorf("%s: %s: got %v, want an answer of the other one", name, what, err)
+				}
+			}
+			if costs > 0 {
+				t.Errorf("%s: %s: got an answer at once, want that nothing is done twice", name, what)
+			}
+			if n := asked.Load(); n != 1 {
+				t.Errorf("%s: %s: asked %d times, want once", name, what, n)
+			}
+		}
+		try("Read", 0, func(ctx context.Context) error { _, err := d.Read(ctx, "ul/"); return err })
+		try("Begin", 0, func(ctx context.Context) error { _, err := d.Begin(ctx, name, time.Minute); return err })
+		try("Keep", 0, func(ctx context.Context) error { return d.Keep(ctx, d.Name(name)) })
+		try("Commit", bad.costs, func(ctx context.Context) error {
+			_, _, err := d.Commit(ctx, quorum.Txn{Writes: []quorum.Write{{Key: "ul/x", Value: []byte("v")}}})
+			return err
+		})
+		try("End", 0, func(ctx context.Context) error { return d.End(ctx, d.Name(name)) })
+	}
 }
