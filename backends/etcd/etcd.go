@@ -49,6 +49,8 @@ import (
 //
 // What the URL does not say is taken from the variables that etcdctl reads: ETCDCTL_ENDPOINTS, ETCDCTL_USER, ETCDCTL_PASSWORD,
 // ETCDCTL_CACERT, ETCDCTL_CERT, ETCDCTL_KEY and ETCDCTL_INSECURE_SKIP_TLS_VERIFY. Without any host it is 127.0.0.1:2379.
+// As etcdctl does, an endpoint without a scheme is spoken to encrypted where one of the three files is named. A password is never sent
+// unencrypted while one is.
 func Schemes() map[string]backends.Scheme {
 	s := backends.Scheme{Open: open}
 	return map[string]backends.Scheme{"etcd": s, "etcds": s}

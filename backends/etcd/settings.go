@@ -46,16 +46,8 @@ func parse(u *url.URL) (s settings, err error) {
 	encrypted := s.scheme == "etcds"
 	hosts := u.Host
 	if hosts == "" {
-		var all []string
-		for one := range strings.SplitSeq(os.Getenv("ETCDCTL_ENDPOINTS"), ",") {
-			one = strings.TrimSpace(one)
-			if rest, ok := strings.CutPrefix(one, "https://"); ok {
-				one, encrypted = rest, true
-			}
-			all = append(all, strings.TrimPrefix(one, "http://"))
-		}
-		if hosts = strings.Join(all, ","); hosts == "" {
-			hosts = "127.0.0.1"
+		if hosts, encrypted, err = endpoints(encrypted); err != nil {
+			return s, err
 		}
 	}
 	for host := range strings.SplitSeq(hosts, ",") {
@@ -78,7 +70,52 @@ func parse(u *url.URL) (s settings, err error) {
 	if err := s.login(u); err != nil {
 		return s, err
 	}
+	if !encrypted && s.password != "" && certificates() {
+		return s, backends.Configf("write etcds, or take the variables away", "a password would go unencrypted, while ETCDCTL_CACERT, ETCDCTL_CERT or ETCDCTL_KEY is set")
+	}
 	return s, s.parameters(query, encrypted)
+}
+
+// certificates reports whether a variable names a certificate, by which etcdctl encrypts.
+func certificates() bool {
+	return slices.ContainsFunc([]string{"ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"}, func(name string) bool { return os.Getenv(name) != "" })
+}
+
+// endpoints reads the endpoints of etcdctl: HOST:PORT, or http or https before it. As it does, it encrypts what has no scheme where there is
+// a certificate.
+func endpoints(encrypted bool) (hosts string, _ bool, _ error) {
+	const hint = "write host:port, http://host:port or https://host:port, several separated by commas"
+	said := os.Getenv("ETCDCTL_ENDPOINTS")
+	if said == "" {
+		return "127.0.0.1", encrypted || certificates(), nil
+	}
+	var all []string
+	ways := map[bool]bool{}
+	for i, one := range strings.Split(said, ",") {
+		one = strings.TrimSpace(one)
+		scheme, host, ok := strings.Cut(one, "://")
+		switch {
+		case !ok:
+			host = one
+			ways[encrypted || certificates()] = true
+		case scheme == "https":
+			ways[true] = true
+		case scheme == "http" && !encrypted:
+			ways[false] = true
+		case scheme == "http": // the URL of the store says more
+		default:
+			return "", false, backends.Configf(hint, "the endpoint %d in ETCDCTL_ENDPOINTS has a scheme that is neither http nor https", i+1)
+		}
+		host = strings.TrimSuffix(host, "/")
+		if u, err := url.Parse("x://" + host); err != nil || u.Host != host || host == "" {
+			return "", false, backends.Configf(hint, "the endpoint %d in ETCDCTL_ENDPOINTS is not a host with its port", i+1)
+		}
+		all = append(all, host)
+	}
+	if len(ways) > 1 {
+		return "", false, backends.Configf("give all of them as https", "ETCDCTL_ENDPOINTS has endpoints with encryption and without")
+	}
+	return strings.Join(all, ","), encrypted || ways[true], nil
 }
 
 func (s *settings) login(u *url.URL) error {

@@ -171,6 +171,14 @@ func TestAURLAndTheVariablesOfEtcdctlSayWhere(t *testing.T) {
 		{"etcd:", "", "etcd://127.0.0.1:2379", "", ""},
 		{"etcd://", "ETCDCTL_ENDPOINTS=h1:1,http://h2:2", "etcd://h1:1,h2:2", "", ""},
 		{"etcd://", "ETCDCTL_ENDPOINTS=https://h1", "etcds://h1:2379", "", ""},
+		{"etcd://", "ETCDCTL_ENDPOINTS=http://h1:1/,h2:2/,[::1]:3", "etcd://h1:1,h2:2,[::1]:3", "", ""},
+		{"etcd://", "ETCDCTL_ENDPOINTS=https://h1:1/ ETCDCTL_USER=u:w", "etcds://h1:1", "u", "w"},
+		{"etcds://", "ETCDCTL_ENDPOINTS=http://h1:1", "etcds://h1:1", "", ""},
+		{"etcd:", "ETCDCTL_ENDPOINTS=h1:1 ETCDCTL_USER=u:w ETCDCTL_CACERT=" + certificates.CA, "etcds://h1:1", "u", "w"},
+		{"etcd:", "ETCDCTL_ENDPOINTS=h1:1 ETCDCTL_CERT=" + certificates.ClientCert + " ETCDCTL_KEY=" + certificates.ClientKey, "etcds://h1:1", "", ""},
+		{"etcd:", "ETCDCTL_CACERT=" + certificates.CA, "etcds://127.0.0.1:2379", "", ""},
+		{"etcd:", "ETCDCTL_ENDPOINTS=http://h1:1 ETCDCTL_CACERT=" + certificates.CA, "etcd://h1:1", "", ""},
+		{"etcd://h1", "ETCDCTL_CACERT=" + certificates.CA, "etcd://h1:2379", "", ""},
 		{"etcd://H1,h2:7/app/x", "ETCDCTL_ENDPOINTS=h3", "etcd://h1:2379,h2:7/app/x", "", ""},
 		{"etcd://u:p%2F@h", "ETCDCTL_USER=v:w", "etcd://h:2379", "u", "p/"},
 		{"etcd://h", "ETCDCTL_USER=v:w:x", "etcd://h:2379", "v", "w:x"},
@@ -222,6 +230,46 @@ func TestAURLThatCannotWorkIsRefused(t *testing.T) {
 		if strings.Contains(fmt.Sprint(err, backends.Hint(err)), secret) {
 			t.Errorf("%s: the secret is shown: %v", raw, err)
 		}
+	}
+}
+
+// A password never goes where somebody may listen while a variable says that there is encryption, and what is no endpoint is found out
+// before anything is asked.
+func TestVariablesThatCannotWorkAreRefused(t *testing.T) {
+	const secret = "s3cr3t"
+	ca := "ETCDCTL_CACERT=" + servers.MakeCertificates(t).CA
+	for _, c := range []struct{ url, env, text string }{
+		{"etcd://u:" + secret + "@h", ca, "unencrypted"},
+		{"etcd://u:" + secret + "@h", "ETCDCTL_CERT=x", "unencrypted"},
+		{"etcd://h", "ETCDCTL_KEY=x ETCDCTL_USER=u:" + secret, "unencrypted"},
+		{"etcd:", "ETCDCTL_ENDPOINTS=http://h:1 ETCDCTL_USER=u:" + secret + " " + ca, "unencrypted"},
+		{"etcd:", "ETCDCTL_ENDPOINTS=unix:///run/etcd.sock", "neither http nor https"},
+		{"etcd:", "ETCDCTL_ENDPOINTS=etcd://h", "neither http nor https"},
+		{"etcd:", "ETCDCTL_ENDPOINTS=h1:1,https://h2:2", "with encryption and without"},
+		{"etcd:", "ETCDCTL_ENDPOINTS=https://a:1,http://b:2", "with encryption and without"},
+		{"etcd:", "ETCDCTL_ENDPOINTS=h1:1,", "endpoint 2 in"},
+		{"etcd:", "ETCDCTL_ENDPOINTS=h1:1/path", "endpoint 1 in"},
+		{"etcd:", "ETCDCTL_ENDPOINTS=h1:1//", "endpoint 1 in"},
+		{"etcd:", "ETCDCTL_ENDPOINTS=http://u:" + secret + "@h1:1", "endpoint 1 in"},
+		{"etcd:", "ETCDCTL_ENDPOINTS=h1:x", "endpoint 1 in"},
+		{"etcd:", "ETCDCTL_ENDPOINTS=h1:1?x", "endpoint 1 in"},
+		{"etcd:", "ETCDCTL_ENDPOINTS=:1", "empty host"},
+		{"etcd:", "ETCDCTL_ENDPOINTS=h1:70000", "port"},
+	} {
+		t.Run(strings.ReplaceAll(c.env, "/", "|"), func(t *testing.T) {
+			for pair := range strings.FieldsSeq(c.env) {
+				name, value, _ := strings.Cut(pair, "=")
+				t.Setenv(name, value)
+			}
+			_, err := parsed(t, c.url)
+			var config *backends.ConfigError
+			if !errors.As(err, &config) || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("got %v, want a *ConfigError with %q", err, c.text)
+			}
+			if strings.Contains(fmt.Sprint(err, backends.Hint(err)), secret) {
+				t.Errorf("the secret is shown: %v", err)
+			}
+		})
 	}
 }
 
