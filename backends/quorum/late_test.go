@@ -3,6 +3,7 @@ package quorum
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -230,4 +231,30 @@ func TestTermsGrowOverAListByAHostThatIsAhead(t *testing.T) {
 		t.Fatalf("abandon: got %v, want nil", err)
 	}
 	run(at(-3*time.Hour), "l")
+}
+
+// One client serves calls that come at once, as one process may take several leases.
+func TestOneClientServesManyCallsAtOnce(t *testing.T) {
+	s := &shelf{keys: map[string]Pair{}, sessions: map[string]bool{}}
+	c := New(s, Options{Root: "ul"})
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			for k := range 50 {
+				g, err := c.Acquire(t.Context(), backends.Request{
+					Lease: fmt.Sprintf("l%d-%d", i, k), Holder: "somebody", Handle: backends.NewHandle(), Slots: 1, TTL: time.Minute, Hold: time.Minute,
+				})
+				if err == nil {
+					_, err = c.Renew(t.Context(), g)
+				}
+				if err == nil && k%2 == 0 {
+					err = c.Release(t.Context(), g, backends.End{Outcome: "ok"})
+				}
+				if err != nil {
+					t.Errorf("a run: got %v, want nil", err)
+				}
+			}
+		})
+	}
+	all.Wait()
 }

@@ -28,7 +28,8 @@ func (c *Client) Acquire(ctx context.Context, req backends.Request) (backends.Gr
 	}
 	p, d := c.place(req.Namespace, req.Lease), digest(req.Namespace, req.Lease, req.Handle)
 	h := c.newHand(d, req)
-	a := attempt{c: c, req: req, place: p, digest: d, hand: h}
+	a := attempt{c: c, req: req, place: p, digest: d, hand: &h}
+	defer func() { c.knows(d, h) }()
 	if p, ok := c.store.(Peeker); ok && h.session.ID == "" {
 		return a.ahead(ctx, p)
 	}
@@ -67,7 +68,7 @@ type attempt struct {
 	req    backends.Request
 	place  place
 	digest string
-	hand   *hand
+	hand   *hand // of this call alone
 	ready  bool // the sessions were begun or kept by this call
 }
 
@@ -325,7 +326,7 @@ func (c *Client) Renew(ctx context.Context, g backends.Grant) (backends.Grant, e
 func (c *Client) renew(ctx context.Context, g backends.Grant) (backends.Grant, error) {
 	p, d := c.place(g.Namespace, g.Lease), digest(g.Namespace, g.Lease, g.Handle)
 	session := c.store.Name(grantSeed(d))
-	if h := c.hand(d); h != nil && h.session.ID != "" {
+	if h, _ := c.hand(d); h.session.ID != "" {
 		session = h.session.ID
 	}
 	var view View
@@ -397,19 +398,19 @@ func (c *Client) Release(ctx context.Context, g backends.Grant, e backends.End) 
 	if e.Outcome == "" {
 		e.Outcome = backends.OutcomeUnknown
 	}
-	h := c.hand(d)
+	h, _ := c.hand(d)
 	if abandon {
 		return c.abandon(ctx, g, d, e)
 	}
 	var l *lease
-	if h != nil && h.lease != nil && h.slot == g.Slot {
+	if h.slot == g.Slot {
 		l = h.lease
 	}
 	if err := c.finish(ctx, g, l, e); err != nil {
 		return err
 	}
 	c.forget(d)
-	if h != nil && h.session.ID != "" && h.session.TTL > longSession {
+	if h.session.ID != "" && h.session.TTL > longSession {
 		_ = c.store.End(ctx, h.session.ID) // the lease is free, and the session ends by itself
 	}
 	return nil
@@ -421,9 +422,10 @@ func (c *Client) abandon(ctx context.Context, g backends.Grant, d string, e back
 	if err := c.giveUp(ctx, d); err != nil {
 		return err
 	}
-	p, h := c.place(g.Namespace, g.Lease), c.hand(d)
+	p := c.place(g.Namespace, g.Lease)
+	h, known := c.hand(d)
 	var sessions []string
-	if h != nil {
+	if known {
 		sessions = append(sessions, cmp.Or(h.session.ID, c.store.Name(grantSeed(d))))
 		if h.holds {
 			sessions = append(sessions, cmp.Or(h.hold.ID, c.store.Name(holdSeed(d))))
@@ -456,7 +458,7 @@ func (c *Client) abandon(ctx context.Context, g backends.Grant, d string, e back
 				return err
 			}
 		}
-		if taken != nil || h == nil || !h.loose {
+		if taken != nil || !h.loose {
 			break
 		}
 		var t Txn

@@ -187,7 +187,7 @@ type Client struct {
 
 	mu      sync.Mutex
 	closed  bool
-	hands   map[string]*hand    // by digest of the handle
+	hands   map[string]hand     // by digest of the handle
 	waiting map[string]*waiting // by digest of the handle
 	high    map[string]high     // by key; what is not here was not seen yet
 }
@@ -204,7 +204,7 @@ func New(s Store, o Options) *Client {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	return &Client{store: s, options: o, hands: map[string]*hand{}, waiting: map[string]*waiting{}, high: map[string]high{}}
+	return &Client{store: s, options: o, hands: map[string]hand{}, waiting: map[string]*waiting{}, high: map[string]high{}}
 }
 
 // hand is what this client knows of one handle. It saves requests and decides nothing.
@@ -220,18 +220,25 @@ type hand struct {
 }
 
 // hand returns what is known of a handle.
-func (c *Client) hand(digest string) *hand {
+func (c *Client) hand(digest string) (h hand, known bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.hands[digest]
+	h, known = c.hands[digest]
+	return h, known
+}
+
+// knows keeps what a call has learned of a handle.
+func (c *Client) knows(digest string, h hand) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.hands[digest] = h
 }
 
 // newHand returns what is known of a handle, or begins to know it.
-func (c *Client) newHand(digest string, req backends.Request) *hand {
+func (c *Client) newHand(digest string, req backends.Request) hand {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	h := c.hands[digest]
-	if h != nil {
+	if h, known := c.hands[digest]; known {
 		return h
 	}
 	now := time.Now()
@@ -240,7 +247,7 @@ func (c *Client) newHand(digest string, req backends.Request) *hand {
 			delete(c.hands, d)
 		}
 	}
-	h = &hand{made: now, ttl: req.TTL, holds: req.Hold > 0}
+	h := hand{made: now, ttl: req.TTL, holds: req.Hold > 0}
 	c.hands[digest] = h
 	return h
 }
