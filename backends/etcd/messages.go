@@ -204,7 +204,7 @@ func fields(b []byte, f func(field uint64, n int64, b []byte) error) error {
 	return nil
 }
 
-// revision reads the header of an answer.
+// revision reads the header of an answer. Source: a store without keys is at the revision 1.
 func revision(b []byte) (n int64, err error) {
 	err = fields(b, func(field uint64, v int64, _ []byte) error {
 		if field == 3 {
@@ -212,7 +212,18 @@ func revision(b []byte) (n int64, err error) {
 		}
 		return nil
 	})
+	if err == nil && n <= 0 {
+		err = errMessage
+	}
 	return n, err
+}
+
+// headed says that an answer without a header is none.
+func headed(version int64, err error) error {
+	if err == nil && version == 0 {
+		return errMessage
+	}
+	return err
 }
 
 func rangeResponse(b []byte) (v quorum.View, err error) {
@@ -228,7 +239,7 @@ func rangeResponse(b []byte) (v quorum.View, err error) {
 		}
 		return err
 	})
-	return v, err
+	return v, headed(v.Version, err)
 }
 
 func keyValue(b []byte) (p quorum.Pair, err error) {
@@ -259,18 +270,22 @@ func txnResponse(b []byte) (version int64, ok bool, err error) {
 		}
 		return err
 	})
-	return version, ok, err
+	return version, ok, headed(version, err)
 }
 
 // ttlResponse reads the ttl that an answer about a lease has: granted, kept or left. It may be negative.
 func ttlResponse(b []byte) (seconds int64, err error) {
-	err = fields(b, func(field uint64, n int64, _ []byte) error {
-		if field == 3 {
+	version := int64(0)
+	err = fields(b, func(field uint64, n int64, b []byte) (err error) {
+		switch field {
+		case 1:
+			version, err = revision(b)
+		case 3:
 			seconds = n
 		}
-		return nil
+		return err
 	})
-	return seconds, err
+	return seconds, headed(version, err)
 }
 
 // happened is what a watch says.

@@ -375,12 +375,20 @@ func (w *wire) open(ctx context.Context, l *line, host, method string, request i
 		_ = res.Body.Close()
 		return nil, err
 	}
-	return &answers{ReadCloser: res.Body, trailer: func() http.Header { return res.Trailer }}, nil
+	return &answers{ReadCloser: res.Body, trailer: func() http.Header {
+		if res.Trailer.Get(status) == "" {
+			return res.Header // where there is no message, both are one
+		}
+		return res.Trailer
+	}}, nil
 }
+
+// status is the field of a trailer that every answer ends with. One without it was cut short.
+const status = "Grpc-Status"
 
 // outcome is what a header or a trailer says.
 func outcome(h http.Header) error {
-	text := h.Get("Grpc-Status")
+	text := h.Get(status)
 	if text == "" || text == "0" {
 		return nil
 	}
@@ -412,8 +420,12 @@ func (a *answers) message() ([]byte, error) {
 	var head [5]byte
 	if _, err := io.ReadFull(a, head[:]); err != nil {
 		if errors.Is(err, io.EOF) {
-			if said := outcome(a.trailer()); said != nil {
+			h := a.trailer()
+			if said := outcome(h); said != nil {
 				return nil, said
+			}
+			if h.Get(status) == "" {
+				return nil, &refusal{code: codeUnknown, text: "the answer was cut short"}
 			}
 		}
 		return nil, err

@@ -81,12 +81,17 @@ func TestOneMemberThatAnswersIsEnough(t *testing.T) {
 // What is no answer of etcd is an error that says so, whatever it is.
 func TestWhatIsNoAnswerIsAnError(t *testing.T) {
 	for name, handler := range map[string]http.HandlerFunc{
-		"a page":     func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") },
-		"nothing":    func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "application/grpc") },
-		"half":       func(w http.ResponseWriter, _ *http.Request) { answer(w, []byte{0, 0, 0, 0, 9, 1}) },
-		"compressed": func(w http.ResponseWriter, _ *http.Request) { answer(w, []byte{1, 0, 0, 0, 0}) },
-		"too large":  func(w http.ResponseWriter, _ *http.Request) { answer(w, []byte{0, 0xff, 0, 0, 0}) },
-		"no message": func(w http.ResponseWriter, _ *http.Request) { answer(w, frame([]byte{0x0a, 0xff})) },
+		"a page":      func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") },
+		"nothing":     func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "application/grpc") },
+		"half":        func(w http.ResponseWriter, _ *http.Request) { answer(w, []byte{0, 0, 0, 0, 9, 1}) },
+		"compressed":  func(w http.ResponseWriter, _ *http.Request) { answer(w, []byte{1, 0, 0, 0, 0}) },
+		"too large":   func(w http.ResponseWriter, _ *http.Request) { answer(w, []byte{0, 0xff, 0, 0, 0}) },
+		"no message":  func(w http.ResponseWriter, _ *http.Request) { answer(w, frame([]byte{0x0a, 0xff})) },
+		"no header":   func(w http.ResponseWriter, _ *http.Request) { answers200(w, nil) },
+		"no revision": func(w http.ResponseWriter, _ *http.Request) { answers200(w, []byte{0x0a, 0x02, 0x08, 0x01}) },
+		"no outcome": func(w http.ResponseWriter, _ *http.Request) {
+			answer(w, frame([]byte{0x0a, 0x02, 0x18, 0x2a}))
+		},
 		"no status": func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Grpc-Status", "many")
 			answer(w, nil)
@@ -96,10 +101,16 @@ func TestWhatIsNoAnswerIsAnError(t *testing.T) {
 		server.Config.Protocols = new(http.Protocols)
 		server.Config.Protocols.SetUnencryptedHTTP2(true)
 		server.Start()
-		_, err := acquire(t, opened(t, "etcd://"+server.Listener.Addr().String()), "l")
+		s := opened(t, "etcd://"+server.Listener.Addr().String())
+		_, err := acquire(t, s, "l")
 		t.Logf("%s: %v", name, err)
-		if !errors.Is(err, backends.ErrUnavailable) && !errors.Is(err, backends.ErrBroken) {
-			t.Errorf("%s: got %v, want unavailable or broken", name, err)
+		_, inspectErr := s.Inspect(t.Context(), "", "l")
+		_, renewErr := s.Renew(t.Context(), backends.Grant{Lease: "l", Handle: "h", Term: 1, TTL: time.Minute})
+		releaseErr := s.Release(t.Context(), backends.Grant{Lease: "l", Handle: "h", Term: 1}, backends.End{Outcome: "ok"})
+		for call, err := range map[string]error{"Acquire": err, "Inspect": inspectErr, "Renew": renewErr, "Release": releaseErr} {
+			if !errors.Is(err, backends.ErrUnavailable) && !errors.Is(err, backends.ErrBroken) {
+				t.Errorf("%s: %s: got %v, want unavailable or broken", name, call, err)
+			}
 		}
 		server.Close()
 	}
@@ -108,6 +119,12 @@ func TestWhatIsNoAnswerIsAnError(t *testing.T) {
 func answer(w http.ResponseWriter, body []byte) {
 	w.Header().Set("Content-Type", "application/grpc")
 	_, _ = w.Write(body)
+}
+
+// answers200 is an answer with a message and the outcome that all is well.
+func answers200(w http.ResponseWriter, message []byte) {
+	answer(w, frame(message))
+	w.Header().Set(http.TrailerPrefix+"Grpc-Status", "0")
 }
 
 // A refusal comes in a header where there is no message, else in a trailer, with special characters as in a URL.
@@ -173,7 +190,7 @@ func TestMessagesAreThoseOfProtocolBuffers(t *testing.T) {
 	if p := view.Pairs[0]; p.Key != "k" || p.Created != 3 || p.Version != 4 || string(p.Value) != "v" || p.Session != "7f" {
 		t.Errorf("range: got %+v, want the key", p)
 	}
-	if ttl, err := ttlResponse([]byte("\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")); err != nil || ttl != -1 {
+	if ttl, err := ttlResponse([]byte("\x0a\x02\x18\x2a\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")); err != nil || ttl != -1 {
 		t.Errorf("ttl: got %d, %v, want -1", ttl, err)
 	}
 }

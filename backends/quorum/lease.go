@@ -69,7 +69,7 @@ type attempt struct {
 	place  place
 	digest string
 	hand   *hand // of this call alone
-	ready  bool // the sessions were begun or kept by this call
+	ready  bool  // the sessions were begun or kept by this call
 }
 
 // sessions begins the sessions of the handle, or keeps them.
