@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,6 +24,8 @@ type shelf struct {
 
 	hold bool // the next transaction is held back
 	late *Txn // it
+
+	before func() // the next transaction
 }
 
 func (s *shelf) Address() string                    { return "shelf:" }
@@ -74,6 +77,13 @@ func (s *shelf) Await(ctx context.Context, _ string, _ int64) error {
 }
 
 func (s *shelf) Commit(_ context.Context, t Txn) (int64, bool, error) {
+	s.Lock()
+	before := s.before
+	s.before = nil
+	s.Unlock()
+	if before != nil {
+		before()
+	}
 	s.Lock()
 	defer s.Unlock()
 	if s.hold {
@@ -257,4 +267,68 @@ func TestOneClientServesManyCallsAtOnce(t *testing.T) {
 		})
 	}
 	all.Wait()
+}
+
+// A run that finds the lease busy leaves nothing behind that would stay for long, whether it sees that at once or somebody is faster.
+func TestABusyRunLeavesNoLongSessionBehind(t *testing.T) {
+	for _, name := range []string{"names", "chooses"} {
+		shelf := &shelf{keys: map[string]Pair{}, sessions: map[string]bool{}}
+		s := Store(shelf)
+		if name == "chooses" {
+			s = &chooses{Store: shelf}
+		}
+		holder, other := New(s, Options{Root: "ul"}), New(s, Options{Root: "ul"})
+		req := func() backends.Request {
+			return backends.Request{Lease: "l", Holder: "somebody", Handle: backends.NewHandle(), Slots: 1, TTL: time.Hour, Hold: 24 * time.Hour}
+		}
+		first, err := holder.Acquire(t.Context(), req())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(shelf.sessions); n != 2 {
+			t.Fatalf("%s: %d sessions of a holder with a hold, want two", name, n)
+		}
+		busy := func(c *Client, r backends.Request, when string) {
+			t.Helper()
+			if _, err := c.Acquire(t.Context(), r); !errors.Is(err, backends.ErrBusy) {
+				t.Errorf("%s: Acquire %s: got %v, want busy", name, when, err)
+			}
+			if n := len(shelf.sessions); n != 2 {
+				t.Errorf("%s: %d sessions after a busy attempt %s, want the two of the holder", name, n, when)
+			}
+		}
+		again := req()
+		for range 3 {
+			busy(other, again, "of the same handle")
+			busy(other, req(), "of another handle")
+		}
+		// The lease is free while it is looked at, and taken before the slot is asked for.
+		if err := holder.Release(t.Context(), first, backends.End{Outcome: backends.OutcomeNotStarted}); err != nil {
+			t.Fatal(err)
+		}
+		shelf.sessions = map[string]bool{}
+		shelf.before = func() {
+			if _, err := holder.Acquire(t.Context(), req()); err != nil {
+				t.Error(err)
+			}
+		}
+		busy(other, req(), "that somebody was faster than")
+		if g, err := other.Acquire(t.Context(), backends.Request{
+			Lease: "m", Holder: "somebody", Handle: again.Handle, Slots: 1, TTL: time.Hour, Hold: time.Hour,
+		}); err != nil || g.TTL != time.Hour {
+			t.Errorf("%s: Acquire of a free one: got %+v, %v, want a grant of an hour", name, g, err)
+		}
+	}
+}
+
+// chooses is a store that names its sessions itself, and shows nothing that is old, as Consul.
+type chooses struct {
+	Store
+	made atomic.Int32
+}
+
+func (s *chooses) Name(string) string { return "" }
+
+func (s *chooses) Begin(ctx context.Context, _ string, ttl time.Duration) (Session, error) {
+	return s.Store.Begin(ctx, fmt.Sprint("session ", s.made.Add(1)), ttl)
 }

@@ -103,10 +103,14 @@ func (a *attempt) session(ctx context.Context, s *Session, seed string, ttl time
 // ahead asks for the sessions, looks, and takes a slot by sessions that may still be on their way: what a server is sent first it handles
 // before what it is sent after the answer to something else, as a rule. Where it did not, there is no such session, nothing is written,
 // and the slot is taken when they are there. The transaction compares, so that the look may be old; what is busy by an old look is
-// looked at again.
+// looked at again. Sessions that would stay for long are asked for when a slot looks free: a run that finds the lease busy leaves them behind.
 func (a *attempt) ahead(ctx context.Context, p Peeker) (backends.Grant, error) {
 	begun := make(chan error, 1)
-	go func() { begun <- a.sessions(ctx) }()
+	begin := func() { go func() { begun <- a.sessions(ctx) }() }
+	long := max(a.req.TTL, a.req.Hold) > longSession
+	if !long {
+		begin()
+	}
 	slot := -1
 	var got backends.Grant
 	var taken bool
@@ -119,6 +123,11 @@ func (a *attempt) ahead(ctx context.Context, p Peeker) (backends.Grant, error) {
 		if _, again := l.carrying(a.digest); again == nil {
 			slot = l.free(0, a.req.Slots)
 		}
+	}
+	if long && slot < 0 {
+		begun <- nil // none was
+	} else if long {
+		begin()
 	}
 	if slot >= 0 {
 		session := Session{ID: a.c.store.Name(grantSeed(a.digest)), TTL: a.req.TTL}
@@ -161,7 +170,9 @@ func (a *attempt) run(ctx context.Context, view View) (backends.Grant, error) {
 		} else {
 			slot := l.free(0, a.req.Slots)
 			if slot < 0 {
-				return backends.Grant{}, a.busy(ctx, l)
+				err := a.busy(ctx, l)
+				a.leave(ctx)
+				return backends.Grant{}, err
 			}
 			if !a.ready {
 				if err := a.sessions(ctx); err != nil {
@@ -253,6 +264,15 @@ func (a *attempt) take(ctx context.Context, l *lease, slot int, session, held Se
 	got := l.granted(slot, g)
 	got.Handle = a.req.Handle
 	return got, true, nil
+}
+
+// leave ends sessions that nothing hangs on and that would stay for long: somebody took the slot that was free when they were begun.
+func (a *attempt) leave(ctx context.Context) {
+	for _, s := range []*Session{&a.hand.session, &a.hand.hold} {
+		if s.ID != "" && s.TTL > longSession && a.c.store.End(ctx, s.ID) == nil {
+			*s, a.ready = Session{}, false
+		}
+	}
 }
 
 // mostAsked bounds of how many sessions one call asks what is left.
