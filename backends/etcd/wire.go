@@ -55,12 +55,11 @@ func newWire(s settings) *wire {
 	return w
 }
 
-// A member that is gone without a word is found out where only a watch is under way.
-// Source: etcd refuses pings that come more often than every 5 s (grpc-keepalive-min-time).
-const (
-	pingAfter = 6 * time.Second
-	pingLimit = 3 * time.Second
-)
+// A host that is gone without a word is found out where only a watch is under way. TCP asks for it: pings of HTTP/2 would go on while
+// there is no watch, and etcd closes the connection of who sends them then. A member that is frozen on a host that lives is found out by
+// whoever asks it something: who holds renews, and who waits looks every few seconds.
+// Source: grpc-go, keepalive.EnforcementPolicy, whose PermitWithoutStream etcd leaves out.
+var alive = net.KeepAliveConfig{Enable: true, Idle: 6 * time.Second, Interval: time.Second, Count: 3}
 
 // dialLimit is the key under which a request says how long a connection may take to be made.
 type dialLimit struct{}
@@ -73,9 +72,8 @@ func (w *wire) newLine() *line {
 	l.transport = &http.Transport{
 		Protocols: &protocols, TLSClientConfig: w.tls, DisableCompression: true,
 		MaxConnsPerHost: 1, // all requests share one; without a limit each of those that begin at once would make its own
-		HTTP2:           &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingLimit},
 		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			d := net.Dialer{}
+			d := net.Dialer{KeepAliveConfig: alive}
 			d.Timeout, _ = ctx.Value(dialLimit{}).(time.Duration)
 			c, err := d.DialContext(ctx, network, addr)
 			if err != nil {
@@ -478,11 +476,8 @@ func (w *wire) watch(ctx context.Context, request []byte, f func([]byte) (bool, 
 			}
 		}
 	}
-	switch _, refused := errors.AsType[*refusal](err); {
-	case refused:
-		w.next(at)
-	case ctx.Err() == nil:
-		w.leave(l, at)
+	if ctx.Err() == nil {
+		w.next(at) // what else goes over this connection may be well
 	}
 	return err
 }

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -18,6 +17,7 @@ import (
 	"time"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/backendtest/proxy"
 	"github.com/underlease/underlease/backends/backendtest/servers"
 	"github.com/underlease/underlease/backends/quorum"
 )
@@ -271,16 +271,7 @@ func TestAnEndpointThatAnswersWronglyIsLeft(t *testing.T) {
 			asked.Add(1)
 			bad.h(w, r)
 		})
-		u, err := url.Parse("etcd://" + addr + "," + c.Nodes[0].Addr())
-		if err != nil {
-			t.Fatal(err)
-		}
-		s, err := parse(u)
-		if err != nil {
-			t.Fatal(err)
-		}
-		d := newDriver(s)
-		t.Cleanup(func() { _ = d.Close() })
+		d := driven(t, "etcd://"+addr+","+c.Nodes[0].Addr())
 		try := func(what string, costs int, f func(context.Context) error) {
 			t.Helper()
 			d.wire.mu.Lock()
@@ -314,4 +305,111 @@ func TestAnEndpointThatAnswersWronglyIsLeft(t *testing.T) {
 		})
 		try("End", 0, func(ctx context.Context) error { return d.End(ctx, d.Name(name)) })
 	}
+}
+
+// A server closes the connection of a client that pings while nothing is asked. Source: grpc-go, keepalive.EnforcementPolicy, as etcd
+// sets it. A run that renews every now and then keeps its one connection.
+func TestAnIdleConnectionStays(t *testing.T) {
+	notOnceMore(t)
+	c := servers.StartEtcd(t, 1, servers.EtcdOptions{})
+	p := proxy.New(t, c.Nodes[0].Addr())
+	s := opened(t, "etcd://"+p.Addr())
+	g, err := acquire(t, s, "l")
+	if err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-time.After(32 * time.Second): // five of the pings that there were once
+	case <-t.Context().Done():
+	}
+	if _, err := s.Renew(t.Context(), g); err != nil {
+		t.Errorf("Renew: got %v, want the grant", err)
+	}
+	if n := p.Made(); n != 1 {
+		t.Errorf("%d connections were made, want one", n)
+	}
+}
+
+// A server that says GOAWAY ends a connection in good order: what was asked is answered, and what comes next goes over another one, also
+// while a watch is still open.
+func TestAConnectionThatTheServerGivesUpIsMadeAnew(t *testing.T) {
+	header := []byte{0x0a, 0x02, 0x18, 0x2a}
+	watching := make(chan struct{}, 1)
+	addr := http2(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == methodWatch {
+			answer(w, frame(nil))
+			_ = http.NewResponseController(w).Flush()
+			watching <- struct{}{}
+			<-r.Context().Done()
+			return
+		}
+		w.Header().Set("Connection", "close") // in HTTP/2: GOAWAY
+		answers200(w, header)
+	})
+	d := driven(t, "etcd://"+addr)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- d.Await(ctx, "ul/", 1) }()
+	<-watching
+	for i := range 5 {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		if _, err := d.Read(ctx, "ul/"); err != nil {
+			t.Errorf("Read %d: got %v, want an answer", i, err)
+		}
+		cancel()
+	}
+	select {
+	case err := <-ended:
+		t.Errorf("the watch: got %v, want that it goes on", err)
+	default:
+	}
+	stop()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("the watch: got %v, want that it ends with its context", err)
+	}
+}
+
+// A watch that fails ends nothing but itself: a transaction that is under way at the same time gets its answer.
+func TestAWatchThatFailsEndsItselfAlone(t *testing.T) {
+	asked, failed := make(chan struct{}), make(chan struct{})
+	addr := http2(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == methodWatch {
+			answer(w, frame(nil))
+			_ = http.NewResponseController(w).Flush()
+			<-asked
+			panic(http.ErrAbortHandler) // the stream is reset
+		}
+		close(asked)
+		<-failed
+		answers200(w, []byte{0x0a, 0x02, 0x18, 0x2a, 0x10, 0x01})
+	})
+	d := driven(t, "etcd://"+addr)
+	done := make(chan error, 1)
+	go func() {
+		_, _, err := d.Commit(t.Context(), quorum.Txn{Writes: []quorum.Write{{Key: "ul/x"}}})
+		done <- err
+	}()
+	if err := d.Await(t.Context(), "ul/", 1); !errors.Is(err, backends.ErrUnavailable) {
+		t.Errorf("the watch: got %v, want unavailable", err)
+	}
+	close(failed)
+	if err := <-done; err != nil {
+		t.Errorf("Commit: got %v, want nil", err)
+	}
+}
+
+// driven opens a URL below package quorum.
+func driven(t *testing.T, raw string) *driver {
+	t.Helper()
+	u, err := backends.ParseURL(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := parse(u)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := newDriver(s)
+	t.Cleanup(func() { _ = d.Close() })
+	return d
 }
