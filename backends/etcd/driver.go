@@ -103,7 +103,7 @@ func (d *driver) Await(ctx context.Context, prefix string, after int64) error {
 		case err != nil:
 			return false, err
 		case h.canceled && !h.compacted:
-			return false, &refusal{code: codeUnavailable, text: h.reason}
+			return false, &refusal{code: codeUnavailable, text: plain(h.reason)}
 		}
 		return h.events || h.compacted, nil // what happened since may be gone: look
 	})

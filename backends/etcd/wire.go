@@ -36,6 +36,8 @@ type wire struct {
 	now    *line
 	token  string
 	closed bool
+
+	tokenless bool // the servers have said that they ask for no token
 }
 
 // line is what connections are made with. It is given up as a whole.
@@ -234,25 +236,42 @@ func (w *wire) call(ctx context.Context, method string, request []byte, f func([
 			return err
 		}
 		err = w.each(ctx, method, request, token, f)
-		r, refused := errors.AsType[*refusal](err)
-		if !refused || again || w.user == "" || r.text != saysToken && r.text != saysOldRevision {
+		if again || !w.stale(err, token) {
 			return err
 		}
 		again = true // once
-		w.mu.Lock()
-		if w.token == token {
-			w.token = ""
-		}
-		w.mu.Unlock()
 	}
+}
+
+// stale reports whether an error says that what is known about the token is old, and forgets it then.
+func (w *wire) stale(err error, token string) bool {
+	r, refused := errors.AsType[*refusal](err)
+	if !refused || w.user == "" {
+		return false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch r.text {
+	case saysToken, saysOldRevision:
+	case saysNoUser: // they ask for one now
+		if token != "" {
+			return false
+		}
+	default:
+		return false
+	}
+	if w.tokenless = false; w.token == token {
+		w.token = ""
+	}
+	return true
 }
 
 // login returns a token, or nothing where none is needed.
 func (w *wire) login(ctx context.Context) (string, error) {
 	w.mu.Lock()
-	token := w.token
+	token, tokenless := w.token, w.tokenless
 	w.mu.Unlock()
-	if w.user == "" || token != "" {
+	if w.user == "" || token != "" || tokenless {
 		return token, nil
 	}
 	err := w.each(ctx, methodAuthenticate, authenticateRequest(w.user, w.password), "", func(b []byte) (err error) {
@@ -260,6 +279,9 @@ func (w *wire) login(ctx context.Context) (string, error) {
 		return err
 	})
 	if r, ok := errors.AsType[*refusal](err); ok && r.text == saysNoAuth {
+		w.mu.Lock()
+		w.tokenless = true
+		w.mu.Unlock()
 		return "", nil
 	}
 	if err != nil {
@@ -398,7 +420,18 @@ func outcome(h http.Header) error {
 	if err != nil {
 		words = h.Get("Grpc-Message")
 	}
-	return &refusal{code: code, text: words}
+	return &refusal{code: code, text: plain(words)}
+}
+
+// plain takes off what a server of gRPC writes before the words of another, or of its own where it puts them into a message.
+// Source: grpc-go, internal/status, Error.
+func plain(words string) string {
+	if strings.HasPrefix(words, "rpc error: code = ") {
+		if _, said, ok := strings.Cut(words, " desc = "); ok {
+			return plain(said)
+		}
+	}
+	return words
 }
 
 // answers are the messages of one request.
@@ -448,12 +481,23 @@ func frame(message []byte) []byte {
 
 // watch sends a request and calls f with each message of the answer until f says that it has seen enough.
 func (w *wire) watch(ctx context.Context, request []byte, f func([]byte) (bool, error)) error {
+	again := false
+	for {
+		token, err := w.login(ctx)
+		if err != nil {
+			return err
+		}
+		err = w.stream(ctx, request, token, f)
+		if again || !w.stale(err, token) {
+			return err
+		}
+		again = true // once
+	}
+}
+
+func (w *wire) stream(ctx context.Context, request []byte, token string, f func([]byte) (bool, error)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	token, err := w.login(ctx)
-	if err != nil {
-		return err
-	}
 	l, at, err := w.line()
 	if err != nil {
 		return err

@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -412,4 +414,70 @@ func driven(t *testing.T, raw string) *driver {
 	d := newDriver(s)
 	t.Cleanup(func() { _ = d.Close() })
 	return d
+}
+
+// A watch that is refused for a token which the servers know no more asks for another, in whatever words it is refused.
+func TestAWatchAsksForAnotherToken(t *testing.T) {
+	header := []byte{0x0a, 0x02, 0x18, 0x2a}
+	var logins atomic.Int32
+	addr := http2(t, func(w http.ResponseWriter, r *http.Request) {
+		token := r.Header.Get("Token")
+		switch {
+		case r.URL.Path == methodAuthenticate:
+			answers200(w, appendBytes(header[:len(header):len(header)], 2, fmt.Sprint("token ", logins.Add(1))))
+		case r.URL.Path == methodWatch && token == "token 1": // canceled, and why
+			answers200(w, appendBytes(appendInt(nil, 4, 1), 6, "rpc error: code = Unauthenticated desc = "+saysToken))
+		case r.URL.Path == methodWatch && token == "token 2":
+			says(16, "rpc error: code = Unauthenticated desc = "+saysToken)(w, r)
+		default:
+			answers200(w, appendPart(nil, 11, "")) // an event
+		}
+	})
+	d := driven(t, "etcd://u:p@"+addr)
+	if err := d.Await(t.Context(), "ul/", 1); !errors.Is(err, backends.ErrUnavailable) { // it tries once more, not for ever
+		t.Errorf("Await with two old tokens: got %v, want unavailable", err)
+	}
+	if err := d.Await(t.Context(), "ul/", 1); err != nil || logins.Load() != 3 {
+		t.Errorf("Await: got %v after %d logins, want nil after three", err, logins.Load())
+	}
+}
+
+// That the servers ask for no user is asked once. When they do from some time on, the call that finds out succeeds.
+func TestWhetherAUserIsAskedForIsAskedOnce(t *testing.T) {
+	c := servers.StartEtcd(t, 1, servers.EtcdOptions{Args: []string{"--bcrypt-cost", "4"}})
+	n := c.Nodes[0]
+	to, err := url.Parse("http://" + n.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var protocols http.Protocols
+	protocols.SetUnencryptedHTTP2(true)
+	through := httputil.NewSingleHostReverseProxy(to)
+	through.Transport = &http.Transport{Protocols: &protocols}
+	var logins, reads atomic.Int32
+	d := driven(t, "etcd://root:kit@"+http2(t, func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case methodAuthenticate:
+			logins.Add(1)
+		case methodRange:
+			reads.Add(1)
+		}
+		through.ServeHTTP(w, r)
+	}))
+	costs := func(when string, wantLogins, wantReads int32) {
+		t.Helper()
+		if _, err := d.Read(t.Context(), "ul/"); err != nil {
+			t.Fatalf("Read %s: got %v, want nil", when, err)
+		}
+		if l, r := logins.Swap(0), reads.Swap(0); l != wantLogins || r != wantReads {
+			t.Errorf("Read %s: %d logins and %d reads, want %d and %d", when, l, r, wantLogins, wantReads)
+		}
+	}
+	costs("at first", 1, 1)
+	costs("once more", 0, 1)
+	n.Post("/v3/auth/user/add", map[string]any{"name": "root", "password": "kit"})
+	n.Post("/v3/auth/user/grant", map[string]any{"user": "root", "role": "root"})
+	n.Post("/v3/auth/enable", map[string]any{})
+	costs("when a user is asked for", 1, 2)
+	costs("with the token", 0, 1)
 }
