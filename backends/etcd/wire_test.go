@@ -5,6 +5,8 @@ package etcd
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -480,4 +482,50 @@ func TestWhetherAUserIsAskedForIsAskedOnce(t *testing.T) {
 	n.Post("/v3/auth/enable", map[string]any{})
 	costs("when a user is asked for", 1, 2)
 	costs("with the token", 0, 1)
+}
+
+// A holder that lost its lease on a server which revokes what is kept is told what to do about it. On another version
+// nobody is.
+func TestALossOnAServerThatRevokesWhatIsKeptSaysSo(t *testing.T) {
+	for version, wants := range map[string]bool{"3.5.9": true, "3.4.30": true, "3.5.13": false, "3.6.1": false, "": false} {
+		lost := false
+		var held []byte
+		addr := http2(t, func(w http.ResponseWriter, r *http.Request) {
+			header := appendPart(nil, 1, appendInt(nil, 3, 42))
+			switch r.URL.Path {
+			case methodStatus:
+				answers200(w, appendBytes(header, 2, version))
+			case methodRange:
+				if !lost {
+					header = appendPart(header, 2, held)
+				}
+				answers200(w, header)
+			case methodKeepAlive:
+				if !lost {
+					header = appendInt(header, 3, 60)
+				}
+				answers200(w, header)
+			default:
+				says(12, "unknown")(w, r)
+			}
+		})
+		d := driven(t, "etcd://"+addr)
+		c := quorum.New(d, quorum.Options{Root: "ul"})
+		g := backends.Grant{Lease: "l", Handle: "h", Term: 7, TTL: time.Minute}
+		sum := sha256.Sum256([]byte("\x00l\x00h"))
+		digest := hex.EncodeToString(sum[:16])
+		held = appendBytes(appendBytes(nil, 1, "ul/lease/_/l/slot/0/grant"), 5, fmt.Sprintf(`{"h":%q,"w":"somebody","t":7,"l":60000}`, digest))
+		held = appendInt(appendInt(held, 3, 42), 6, leaseID("grant/"+digest))
+		if _, err := c.Renew(t.Context(), g); err != nil {
+			t.Fatalf("%q: Renew: got %v, want the grant", version, err)
+		}
+		lost = true
+		_, err := c.Renew(t.Context(), g)
+		if !errors.Is(err, backends.ErrLost) {
+			t.Errorf("%q: Renew after the loss: got %v, want lost", version, err)
+		}
+		if hint := backends.Hint(err); strings.Contains(hint, "etcd "+version+" may revoke") != wants || wants != strings.Contains(hint, "update to 3.5.13") {
+			t.Errorf("%q: got the hint %q, want advice: %t", version, hint, wants)
+		}
+	}
 }
