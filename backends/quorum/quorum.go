@@ -48,6 +48,10 @@
 //
 // # The limits
 //
+// A renewal asks for the ttl and for what is asked of its holder at the same time: the one that learns that its lease was broken has counted
+// the ttl once more. The session is not ended then, for the command may still run: the slot is free when its holder gives it back,
+// or that ttl later.
+//
 // Instants that are shown (since when a lease is held, how old a record is) come from the clocks of clients.
 package quorum
 
