@@ -10,11 +10,13 @@
 //
 //   - Acquire grants the etcd lease while it looks at what the member knows that it asked, and takes the slot in one transaction, which is
 //     sent before the etcd lease is known to be there: two round trips, of which the cluster has to agree on one. The transaction
-//     compares, so that an old look costs another try; what is busy is looked at again, by a linearizable read.
+//     compares, so that an old look costs another try; what is busy is looked at again, by a linearizable read. An etcd lease of more than
+//     two minutes is granted after the look, so that who finds the lease busy leaves nothing behind for long.
 //   - Renew sends a keep-alive and a linearizable read at the same time: one round trip.
 //   - Release is one transaction. The etcd lease has no keys then, and ends by itself; a long one is revoked.
-//   - One member is asked, over one connection. One that cannot be reached, or has no leader, is left for the next at once; one that gave
-//     no answer in time is left, with the connection, after that attempt.
+//   - One member is asked, over one connection. One that cannot be reached, has no leader, or does not answer as a member that works does,
+//     is left for the next at once, within the call; but for a transaction of which nobody knows whether it was made. One that gave no
+//     answer in time is left, with the connection, after that attempt.
 //   - No library of etcd is linked: a dozen messages of gRPC go over the HTTP/2 of the standard library (see wire.go). That library takes
 //     two milliseconds before main, of every run on every store.
 //

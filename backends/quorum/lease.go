@@ -579,6 +579,7 @@ func (c *Client) close(ctx context.Context, p place, slot int, term backends.Ter
 			t.delete(p.ask(slot))
 		}
 		if h := l.holds[slot]; h != nil && (term == 0 || h.Term == term) {
+			t.same(h.pair)
 			t.delete(h.pair.Key)
 		}
 		if s := l.doc.entry(slot); s.Open && (term == 0 || s.Term == term) {
