@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -243,16 +244,21 @@ func TestHowOftenTheServerIsAsked(t *testing.T) {
 			t.Errorf("%d connections by opening, want none", got)
 		}
 		before := st.asked(p)
-		costs := func(what string, want int) {
+		costs := func(what string, want ...int) {
 			t.Helper()
 			now := st.asked(p)
-			if got := now - before; got != want {
-				t.Errorf("%s: %d requests, want %d", what, got, want)
+			if got := now - before; !slices.Contains(want, got) {
+				t.Errorf("%s: %d requests, want one of %d", what, got, want)
 			}
 			before = now
 		}
+		// Where session and transaction are under way at the same time, the one may overtake the other, and is sent once more.
+		takes := []int{3}
+		if strings.HasPrefix(s.Scheme, "etcd") {
+			takes = []int{3, 4}
+		}
 		g := granted(t, s, request("l"))
-		costs("Acquire: a session, a look, and a transaction", 3)
+		costs("Acquire: a session, a look, and a transaction", takes...)
 		for range 3 {
 			if err := renew(t, s, g); err != nil {
 				t.Errorf("Renew: got %v, want the grant", err)
@@ -264,7 +270,7 @@ func TestHowOftenTheServerIsAsked(t *testing.T) {
 		}
 		costs("Release: a transaction", 1)
 		granted(t, s, request("l"))
-		costs("Acquire once more", 3)
+		costs("Acquire once more", takes...)
 		_, err := acquire(t, s, request("l"))
 		if !errors.Is(err, backends.ErrBusy) {
 			t.Errorf("Acquire: got %v, want busy", err)
