@@ -152,14 +152,19 @@ func (d *database) one(k table.Key, got [][][]byte, err error) (*table.Row, erro
 	return all[0], nil
 }
 
-// Acquire implements [table.Database].
+// Acquire implements [table.Database]. A second statement says what is in the way, or makes the row of a lease that is new.
 func (d *database) Acquire(ctx context.Context, t table.Take) (*table.Row, error) {
-	text := d.text.acquire
-	if t.Slots == 1 {
-		text = d.text.acquireOne
+	ask := func(text string) (*table.Row, error) {
+		got, err := d.query(ctx, text, raw(t.Namespace), raw(t.Lease), t.Digest, t.Slots, t.Holder, t.TTL, t.Hold)
+		return d.one(t.Key, got, err)
 	}
-	got, err := d.query(ctx, text, raw(t.Namespace), raw(t.Lease), t.Digest, t.Slots, t.Holder, t.TTL, t.Hold)
-	return d.one(t.Key, got, err)
+	if t.Slots > 1 {
+		return ask(d.text.acquire)
+	}
+	if row, err := ask(d.text.takeOne); err != nil || row != nil {
+		return row, err
+	}
+	return ask(d.text.acquireOne)
 }
 
 // Renew implements [table.Database].
