@@ -235,6 +235,29 @@ func TestAStatementThatWaitsForTheRowPromisesNoMoreThanItKeeps(t *testing.T) {
 }
 
 // Of ten thousand rows none is read but the lease's own.
+// A role that does not wait for its commits, a server whose log is written seldom, and a crash.
+func TestAGrantAndARenewalOutliveACrash(t *testing.T) {
+	p := servers.StartPostgres(t, servers.PostgresOptions{Config: []string{"wal_writer_delay = 10s", "wal_writer_flush_after = 1GB"}})
+	p.Do("ALTER ROLE lease SET synchronous_commit = off")
+	s := opened(t, direct(p))
+	g := Granted(t, s, Request("l"))
+	for range 3 {
+		if err := Renew(t, s, g); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const expiry = "SELECT slots->0->>'e' FROM underlease"
+	want := p.Do(expiry)
+	p.Kill()
+	p.Restart()
+	if got := p.Do(expiry); got != want {
+		t.Errorf("expiry after the crash: got %s, want %s", got, want)
+	}
+	if err := Renew(t, opened(t, direct(p)), g); err != nil {
+		t.Errorf("Renew after the crash: got %v, want the grant", err)
+	}
+}
+
 func TestEveryStatementUsesAnIndex(t *testing.T) {
 	p := servers.StartPostgres(t, servers.PostgresOptions{})
 	s := opened(t, direct(p))
