@@ -455,3 +455,35 @@ func TestTheEnvironmentFillsIn(t *testing.T) {
 		t.Errorf("address: got %s, want %s", s.Address, want)
 	}
 }
+
+// What apply cannot give back it names, and does not recommend itself.
+func TestTablesOfAnotherFormAreNamed(t *testing.T) {
+	p := servers.StartPostgres(t, servers.PostgresOptions{})
+	u := mustURL(t, direct(p))
+	s := opened(t, direct(p))
+	if err := s.Release(t.Context(), Granted(t, s, Request("l")), backends.End{}); err != nil {
+		t.Fatal(err)
+	}
+	p.Do("ALTER TABLE underlease DROP COLUMN gone")
+	if _, err := Acquire(t, s, Request("l")); !errors.Is(err, backends.ErrBroken) || !strings.Contains(backends.Hint(err), "schema apply") {
+		t.Errorf("Acquire without a column: got %v (%s), want broken and the command", err, backends.Hint(err))
+	}
+	for _, c := range []struct{ change, want string }{
+		{"SELECT 1", "column gone of underlease is missing"},
+		{"ALTER TABLE underlease ADD COLUMN gone text NOT NULL DEFAULT '0'", "gone of underlease is text in the place of integer"},
+	} {
+		p.Do(c.change)
+		_, err := Apply(t.Context(), u)
+		if !errors.Is(err, backends.ErrBroken) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("Apply: got %v, want broken with %q", err, c.want)
+		}
+		if hint := backends.Hint(err); !strings.Contains(hint, "ALTER TABLE") || strings.Contains(hint, "schema apply") {
+			t.Errorf("Apply: got the hint %q, want what to do by hand", hint)
+		}
+	}
+	p.Do("ALTER TABLE underlease ALTER COLUMN gone DROP DEFAULT, ALTER COLUMN gone TYPE integer USING gone::integer")
+	if did, err := Apply(t.Context(), u); err != nil || !strings.Contains(did, "was there") {
+		t.Errorf("Apply: got %q, %v, want that it was there", did, err)
+	}
+	Granted(t, s, Request("l"))
+}
