@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"net"
-	"strings"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
@@ -182,9 +181,4 @@ func (d *database) primary(ctx context.Context, host string) string {
 }
 
 // harmless takes secrets out of a text.
-func (d *database) harmless(text string) string {
-	if d.settings.password != "" {
-		text = strings.ReplaceAll(text, d.settings.password, "xxxxx")
-	}
-	return text
-}
+func (d *database) harmless(text string) string { return backends.Masked(text, d.settings.password) }

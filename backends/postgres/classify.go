@@ -202,8 +202,5 @@ func (d *database) anywhere(ctx context.Context, sql string) ([][][]byte, error)
 
 // harmless takes secrets out of a text.
 func (d *database) harmless(text string) string {
-	if password := d.settings.config.Password; password != "" {
-		text = strings.ReplaceAll(text, password, "xxxxx")
-	}
-	return text
+	return backends.Masked(text, d.settings.config.Password)
 }
