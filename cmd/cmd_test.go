@@ -337,6 +337,69 @@ var acceptances = []struct {
 	{"holder", "db 1", "db 1", func(w *world) any { return w.spec().Holder }},
 }
 
+// anotherValue is one that a flag takes too, or the same where there is no other.
+func anotherValue(flag, value string) string {
+	for _, a := range acceptances {
+		if a.flag == flag && a.value != value {
+			return a.value
+		}
+	}
+	return value
+}
+
+// Of two settings that say one thing in two ways the stronger one wins, and what is as strong is a contradiction.
+func TestTheStrongerOfTwoSettingsWins(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "url")
+	if err := os.WriteFile(path, []byte("mem://of-the-file\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, file, env string
+		args            []string
+		store           string // empty: 78
+		wait            time.Duration
+	}{
+		{"flag over environment", "", "UNDERLEASE_BACKEND_FILE=" + path, []string{"--backend=mem://flag"}, "mem://flag", 0},
+		{"flag over file", "backend-file: " + path, "", []string{"--backend=mem://flag"}, "mem://flag", 0},
+		{"environment over file", "backend: mem://top", "UNDERLEASE_BACKEND_FILE=" + path, nil, "mem://of-the-file", 0},
+		{"section over top", "backend-file: " + path + "\nleases: {n: {backend: \"mem://section\"}}", "", nil, "mem://section", 0},
+		{"two flags", "", "", []string{"--backend=mem://flag", "--backend-file=" + path}, "", 0},
+		{"two keys", "backend-file: " + path + "\nbackend: mem://top", "", nil, "", 0},
+		{"a wait over a word", "on-busy: wait", "", []string{"--backend=mem:", "--wait=1s"}, "mem:", time.Second},
+		{"a word over a wait", "", "UNDERLEASE_WAIT=1s", []string{"--backend=mem:", "--on-busy=wait"}, "mem:", runner.Forever},
+		{"a wait and a word", "", "", []string{"--backend=mem:", "--on-busy=wait", "--wait=1s"}, "", 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t)
+			if c.file != "" {
+				w.file(c.file + "\n")
+			}
+			if c.env != "" {
+				w.setenv(c.env)
+			}
+			code, _, errs := w.do(append(append([]string{"run"}, c.args...), "n", "--", "true")...)
+			if c.store == "" {
+				if code != runner.ExitSettings {
+					t.Errorf("got %d and %q, want 78", code, errs)
+				}
+				return
+			}
+			if code != 0 || len(w.opened) != 1 || w.opened[0] != c.store || w.spec().Wait != c.wait {
+				t.Errorf("got %d, %q, the stores %q and a wait of %v, want %s and %v", code, errs, w.opened, w.spec().Wait, c.store, c.wait)
+			}
+		})
+	}
+}
+
+// The name of a night on which nobody looks is in the file, too.
+func TestAValueInAnotherLeasesSectionIsRefused(t *testing.T) {
+	w := newWorld(t)
+	w.file("leases:\n  other: {max-run: 5}\n")
+	if code, _, errs := w.do("run", "n", "--", "true"); code != runner.ExitSettings || !strings.Contains(errs, `line 2: leases: "other": max-run: "5" has no unit`) {
+		t.Errorf("got %d and %q, want 78 and the line", code, errs)
+	}
+}
+
 func TestEveryFlagIsAlsoAVariableAndAKeyOfTheFile(t *testing.T) {
 	for _, a := range acceptances {
 		for _, source := range []string{sourceFlag, sourceEnvironment, sourceFile, sourceSection} {
@@ -351,7 +414,7 @@ func TestEveryFlagIsAlsoAVariableAndAKeyOfTheFile(t *testing.T) {
 				case sourceFile:
 					w.file(fmt.Sprintf("%s: %s\n", a.flag, a.value))
 				case sourceSection:
-					w.file(fmt.Sprintf("leases: {n: {%s: %s}, other: {%s: 1}}\n", a.flag, a.value, a.flag))
+					w.file(fmt.Sprintf("leases: {n: {%s: %s}, other: {%s: %s}}\n", a.flag, a.value, a.flag, anotherValue(a.flag, a.value)))
 				}
 				if code, _, errs := w.do(append(args, "--", "true")...); code != 0 || errs != "" {
 					t.Fatalf("got %d and %q, want 0 and nothing", code, errs)
@@ -722,8 +785,9 @@ func TestAStoreThatCannotBeOpenedForNowIsUnavailable(t *testing.T) {
 	}{
 		{nil, 69, "underlease: too many open files\nunderlease: hint: ulimit\n", false},
 		{[]string{"--wait=forever"}, 69, "underlease: too many open files\nunderlease: hint: ulimit\n", false},
-		{[]string{"--if-unavailable=skip"}, 75, "underlease: too many open files\nunderlease: hint: ulimit\n", false},
-		{[]string{"--if-unavailable=skip", "--busy-exit=5"}, 5, "underlease: too many open files\nunderlease: hint: ulimit\n", false},
+		{[]string{"--if-unavailable=skip", "-q"}, 75, "", false},
+		{[]string{"--if-unavailable=skip"}, 75, "underlease: skipped: too many open files\nunderlease: hint: ulimit\n", false},
+		{[]string{"--if-unavailable=skip", "--busy-exit=5"}, 5, "underlease: skipped: too many open files\nunderlease: hint: ulimit\n", false},
 		{[]string{"--if-unavailable=run"}, 7, "underlease: running \"n\" without a lease: too many open files\n", true},
 	} {
 		for _, err := range []error{backends.Unavailable(nil, "too many open files"), errors.New("too many open files")} {

@@ -141,6 +141,12 @@ func (v *value[T]) Set(s string) error {
 	return nil
 }
 
+// check reports whether s could be set, and sets nothing.
+func (v *value[T]) check(s string) error {
+	_, err := v.parse(s)
+	return err
+}
+
 func (v *value[T]) String() string { return v.write(*v.p) }
 func (v *value[T]) Type() string   { return v.kind }
 

@@ -312,8 +312,12 @@ func (p *program) finish(r runner.Result) int {
 }
 
 func (p *program) tell(r runner.Result, code int) {
-	quiet := p.s.quiet && uneventful(r.Outcome)
+	skipped := r.Outcome == runner.OutcomeUnavailable && p.s.ifUnavailable == runner.UnavailableSkip
+	quiet := p.s.quiet && (uneventful(r.Outcome) || skipped)
 	reason := p.reasonOf(r)
+	if skipped {
+		reason = "skipped: " + reason
+	}
 	if p.s.logFormat != formatJSON {
 		switch {
 		case quiet:

@@ -52,6 +52,12 @@ const (
 	sourceFlag        = "flag"
 )
 
+// weaker reports whether a value from o gives way to one from p, which says something else.
+func (o origin) weaker(p origin) bool {
+	order := []string{sourceDefault, sourceFile, sourceSection, sourceEnvironment, sourceFlag}
+	return slices.Index(order, o.Source) < slices.Index(order, p.Source)
+}
+
 // String is how an error begins that is about a value from there.
 func (o origin) String() string {
 	switch o.Source {
@@ -229,7 +235,7 @@ func readSettings(flags *pflag.FlagSet, environ []string, systemFile string) ([]
 		}
 		data, err := readLimited(path, maxSettingsFile)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, settingsf("mend it, or name another with --config", "cannot read the settings file: %v", err)
+			return nil, settingsf("mend it, name another with --config, or set HOME where it is another user's", "cannot read the settings file: %v", err)
 		}
 		files = append(files, readFile{path, data})
 	}
@@ -278,7 +284,7 @@ func plainPathError(err error) error {
 	return err
 }
 
-// parseSettings reads a settings file. Every key is checked, in the sections of other leases too; values are left as texts.
+// parseSettings reads a settings file. Every key and every value is checked, in the sections of other leases too; values are left as texts.
 func parseSettings(path string, data []byte, flags *pflag.FlagSet) (document, error) {
 	doc := document{top: map[string]any{}, leases: map[string]map[string]any{}}
 	if !utf8.Valid(data) {
@@ -421,6 +427,11 @@ func (p settingsParser) setting(key, val *yaml.Node, section string, into map[st
 	if section != "" {
 		from.Source, from.Section = sourceSection, section
 	}
+	if v, ok := f.Value.(interface{ check(string) error }); ok && section != "" { // the others are read below
+		if err := v.check(scalar.Value); err != nil {
+			return settingsf(backends.Hint(err), "%v: %v", from, err)
+		}
+	}
 	into[key.Value] = given{scalar.Value, from}
 	return nil
 }
@@ -445,6 +456,24 @@ func kindOf(n *yaml.Node) string {
 // a file, and therefore 78 wherever they came from.
 func (s *settings) settle(w *where, flags *pflag.FlagSet) error {
 	set := func(name string) bool { return w.origins[name].Source != sourceDefault }
+	// Of two settings that say the same thing in two ways the stronger one wins, as it would with one.
+	for _, pair := range [][2]string{{"backend", "backend-file"}, {"wait", "on-busy"}} {
+		for _, name := range pair {
+			other := pair[0]
+			if name == other {
+				other = pair[1]
+			}
+			if set(other) && w.origins[name].weaker(w.origins[other]) && set(name) {
+				f := flags.Lookup(name)
+				if name == "backend-file" {
+					s.backendFile = "" // its parser refuses an empty one
+				} else if err := f.Value.Set(f.DefValue); err != nil {
+					return err
+				}
+				w.origins[name] = origin{Source: sourceDefault, Key: name}
+			}
+		}
+	}
 	if s.backendFile != "" {
 		if set("backend") {
 			return settingsf("keep one of them", "both %v and %v name the store", w.origins["backend"], w.origins["backend-file"])

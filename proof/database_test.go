@@ -734,8 +734,15 @@ func TestARunOnADatabaseTakesMilliseconds(t *testing.T) {
 		})
 	}
 	least(t, mostToFile, func() float64 {
-		quiet := starts(t, subjects, 120)
-		postgres, file, flock := quiet[first].Median(), quiet[first-1].Median(), quiet[1].Median()
+		all, err := figures.Starts(subjects, 120)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range all {
+			t.Logf("%-14s median %v, p99 %v, fastest tenth %v, least %v", s.Name, s.Median(), s.Quantile(0.99), s.Quantile(0.1), s.Quantile(0))
+		}
+		// By the fastest tenth: a run is several processes, and slower than its own work wherever the machine has something else to do.
+		postgres, file, flock := all[first].Quantile(0.1), all[first-1].Quantile(0.1), all[1].Quantile(0.1)
 		t.Logf("%.2f times a run on the file store, %.1f times flock; %v of at most 11ms on a quiet machine", float64(postgres)/float64(file), float64(postgres)/float64(flock), postgres)
 		return float64(postgres) / float64(file)
 	})

@@ -49,8 +49,8 @@ type lookup struct {
 	ahead   []byte // the record, where it was written by a clock that was set back since
 }
 
-// look asks for earlier successes once. Now is the store's clock, or zero where it is not known exactly: then only what is certain counts.
-func (r *run) look(ctx context.Context, now time.Time) (lookup, error) {
+// look asks for earlier successes once, within a limit. Now is the store's clock, or zero where it is not known exactly: then only what is certain counts.
+func (r *run) look(ctx context.Context, now time.Time, limit time.Duration) (lookup, error) {
 	once := r.spec.Once
 	if once.Ever && r.Applied != nil {
 		applied, err := r.Applied(ctx)
@@ -63,7 +63,7 @@ func (r *run) look(ctx context.Context, now time.Time) (lookup, error) {
 	if once.Ever {
 		key = markerKey
 	}
-	rec, err := call(ctx, r.store.Address, r.spec.acquireLimit(), func(ctx context.Context) (backends.Record, error) {
+	rec, err := call(ctx, r.store.Address, limit, func(ctx context.Context) (backends.Record, error) {
 		return r.store.Records().Get(ctx, r.spec.Namespace, r.spec.Lease, key)
 	})
 	if errors.Is(err, backends.ErrNoRecord) {
@@ -169,7 +169,7 @@ func (r *run) before(ctx context.Context) *Result {
 	ctx, stop := r.interruptible(ctx)
 	defer stop()
 	for failures := 0; ; {
-		found, err := r.look(ctx, time.Time{})
+		found, err := r.look(ctx, time.Time{}, r.attemptLimit(failures))
 		if err == nil {
 			stop() // from here on signals are somebody else's
 		}
@@ -208,7 +208,7 @@ func (r *run) refused(ctx context.Context, busy *Result) *Result {
 
 // whileBusy is the look after the lease was refused: whoever has it, or had it, may be done. Without a success it returns nil.
 func (r *run) whileBusy(ctx context.Context) *Result {
-	found, err := r.look(ctx, time.Time{})
+	found, err := r.look(ctx, time.Time{}, r.spec.acquireLimit())
 	switch {
 	case err == nil && found.done != nil:
 		return r.needless(found.done)
@@ -230,7 +230,7 @@ func (r *run) inside(ctx context.Context, got held) (_ held, res *Result, again 
 			return err
 		}
 		before = previous
-		found, err := r.look(ctx, since)
+		found, err := r.look(ctx, since, r.spec.acquireLimit())
 		if err != nil {
 			return err
 		}
@@ -412,7 +412,7 @@ func (r *run) appliedAnyway(ctx context.Context, res Result) bool {
 	if r.Applied != nil || !res.Released || ctx.Err() != nil {
 		return false
 	}
-	found, err := r.look(ctx, time.Time{})
+	found, err := r.look(ctx, time.Time{}, r.spec.acquireLimit())
 	return err == nil && found.done != nil && found.done.Term == res.Grant.Term
 }
 

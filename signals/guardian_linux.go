@@ -122,7 +122,7 @@ func Terminal() bool { return guard.Terminal() }
 // watch reads what the guardian reports until its end, and sees to the tree afterwards.
 func (g *Guardian) watch() {
 	var b [guard.ReportSize]byte
-	over := false
+	over, gone := false, Instant(0)
 	for {
 		n, err := g.sock.Read(b[:])
 		if errors.Is(err, syscall.ECONNRESET) {
@@ -146,7 +146,7 @@ func (g *Guardian) watch() {
 			}
 			g.answers <- r
 		case r.Kind == guard.Gone:
-			over = true
+			over, gone = true, r.At // this process may have been stopped since
 		default:
 			if (r.Kind == guard.Stopping || r.Kind == guard.Killing) && r.Why != guard.WhyLeftover {
 				g.ours.Store(true)
@@ -164,12 +164,13 @@ func (g *Guardian) watch() {
 		if !over {
 			g.ours.Store(true)
 			g.takeOver()
+			gone = Now()
 		}
 		if g.ours.Load() && g.bySignal() {
 			g.modes.restore()
 		}
 		g.unbox()
-		g.report(Event{Kind: Gone, At: Now()})
+		g.report(Event{Kind: Gone, At: gone})
 	}
 	family.Lock()
 	delete(family.guardians, g.pid)
