@@ -26,8 +26,8 @@
 // that, which would keep renewals waiting until it commits: it writes a row of another table, which whoever looks for the marker
 // moves into the lease's row.
 //
-// A table that is not there is created by the first statement that has something to write; nobody looks before. A row goes a week after its
-// last use, by the release of a lease that was new; a row with records stays.
+// A table that is not there is created by the first statement that has something to write; nobody looks before. A row goes when eight
+// whole days have passed since its last use, by the release of a lease that was new; a row with records stays.
 //
 // # The limits
 //
