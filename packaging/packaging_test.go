@@ -53,7 +53,7 @@ func run(m *testing.M) int {
 	if runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64" {
 		flags += " -E ulentry" // as in the Makefile
 	}
-	c := exec.Command("go", "build", "-trimpath", "-tags", "grpcnotrace", "-ldflags", flags, "-o", underlease, "..")
+	c := exec.Command("go", "build", "-trimpath", "-ldflags", flags, "-o", underlease, "..")
 	c.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if text, err := c.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, text)

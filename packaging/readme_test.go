@@ -155,7 +155,7 @@ PATH=$1/stub-bin:/usr/local/bin:$3 sh -e "$1/blocks"
 	goDir := filepath.Dir(goProgram(t))
 	c := exec.Command("unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", "--kill-child", "--propagation", "private", "sh", "-c", enter, "sh", dir, source,
 		goDir+":/usr/bin:/bin:/usr/sbin:/sbin")
-	c.Env = append(os.Environ(), "GOPROXY=off")
+	c.Env = append(inherited(), "GOPROXY=off")
 	b, err := c.CombinedOutput()
 	out := string(b)
 	if err != nil {
@@ -173,6 +173,11 @@ PATH=$1/stub-bin:/usr/local/bin:$3 sh -e "$1/blocks"
 	}
 }
 
+// inherited is the environment of the test, without what the tests themselves are told.
+func inherited() []string {
+	return slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "UNDERLEASE_") })
+}
+
 func goProgram(t *testing.T) string {
 	t.Helper()
 	path, err := exec.LookPath("go")
@@ -184,7 +189,7 @@ func goProgram(t *testing.T) string {
 
 func runBuild(t *testing.T, b block) {
 	c := exec.Command("sh", "-e", "-c", b.text)
-	c.Dir, c.Env = tracked(t), append(os.Environ(), "HOME="+t.TempDir(), "UNDERLEASE_BACKEND=file://"+t.TempDir()+"/store", "GOCACHE="+goEnv(t, "GOCACHE"), "GOMODCACHE="+goEnv(t, "GOMODCACHE"))
+	c.Dir, c.Env = tracked(t), append(inherited(), "HOME="+t.TempDir(), "UNDERLEASE_BACKEND=file://"+t.TempDir()+"/store", "GOCACHE="+goEnv(t, "GOCACHE"), "GOMODCACHE="+goEnv(t, "GOMODCACHE"))
 	if out, err := c.CombinedOutput(); err != nil || string(out) != "hello\n" {
 		t.Errorf("got %v and %q, want hello", err, out)
 	}
@@ -396,7 +401,11 @@ func TestThePictureIsWhatTheProgramPrints(t *testing.T) {
 	}
 	shape := func(text string) string {
 		for _, r := range [][2]string{
-			{`by \S+ \(pid \d+\)`, "by HOST"}, {`pids \[\d+\]`, "pids"}, {`\d\d:\d\d:\d\d`, "TIME"}, {`\d{13}`, "TERM"}, {`(in|after) [\d.]+m?s`, "$1 D"},
+			{`by \S+ \(pid \d+\)`, "by HOST"},
+			{`pids \[\d+\]`, "pids"},
+			{`\d\d:\d\d:\d\d`, "TIME"},
+			{`\d{13}`, "TERM"},
+			{`(in|after) [\d.]+m?s`, "$1 D"},
 			{`(width|height)="\d+"|viewBox="[^"]*"`, ""},
 		} {
 			text = regexp.MustCompile(r[0]).ReplaceAllString(text, r[1])

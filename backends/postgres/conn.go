@@ -124,14 +124,19 @@ func (c *conn) query(ctx context.Context, sql string, params ...any) ([][][]byte
 // raw is a string as bytes.
 type raw string
 
-// Acquire implements [table.Database].
+// Acquire implements [table.Database]. A second statement says what is in the way, or makes the row of a lease that is new.
 func (d *database) Acquire(ctx context.Context, t table.Take) (*table.Row, error) {
-	text := d.text.acquire
-	if t.Slots == 1 {
-		text = d.text.acquireOne
+	ask := func(text string) (*table.Row, error) {
+		got, err := d.query(ctx, text, raw(t.Namespace), raw(t.Lease), t.Digest, t.Slots, t.Holder, t.TTL, t.Hold)
+		return table.First(d.address, t.Key, got, err)
 	}
-	got, err := d.query(ctx, text, raw(t.Namespace), raw(t.Lease), t.Digest, t.Slots, t.Holder, t.TTL, t.Hold)
-	return table.First(d.address, t.Key, got, err)
+	if t.Slots > 1 {
+		return ask(d.text.acquire)
+	}
+	if row, err := ask(d.text.takeOne); err != nil || row != nil {
+		return row, err
+	}
+	return ask(d.text.acquireOne)
 }
 
 // Renew implements [table.Database].

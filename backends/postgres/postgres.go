@@ -3,15 +3,18 @@
 // # The promise
 //
 // To acquire, to renew and to release a lease is one statement and one round trip each, which PostgreSQL runs alone on the row
-// of the lease. The clock is the server's. See package table for what this rests on.
+// of the lease; a second one says what is in the way, or makes the row of a lease that is new. The clock is the server's. See
+// package table for what this rests on.
 //
 // # How
 //
-// INSERT … ON CONFLICT DO UPDATE locks the row and then looks at its newest version: under contention too it finds the first
-// slot that is free, or the one that carries the same handle, and writes nothing where there is neither. No statement is
-// prepared, and nothing belongs to the session, so that a pooler may give each statement another connection to the server.
+// An UPDATE, and INSERT … ON CONFLICT DO UPDATE for a lease that is new, look at the newest version of a row that others have changed
+// meanwhile: under contention too they find the first slot that is free, or the one that carries the same handle, and write nothing
+// where there is neither. No statement is prepared, and nothing belongs to the session, so that a pooler may give each statement
+// another connection to the server.
 //
-// A commit is waited for even where the role has synchronous_commit off: a grant that is forgotten in a crash is none.
+// A commit is waited for even where the role has synchronous_commit off: a grant that is forgotten in a crash is none. That of a
+// release is not.
 //
 // Who waits listens on a channel of the lease, which a release notifies. Behind a pooler, which shows by the number of the
 // server's process, that would reach anybody, and those that wait look themselves, with a reading statement, four times a

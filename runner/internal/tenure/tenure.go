@@ -295,9 +295,11 @@ func (m *Machine) Grow(margin time.Duration, now Instant) Orders {
 // [Config.MaxRun], else it was for the lease. What else is due by now is left to the next event: the tree may have ended
 // before it was.
 func (m *Machine) GuardianStopped(run bool, at, now Instant) Orders {
+	if at < m.stopped { // a caller that did not run may have seen a later instant before it learns of this one
+		m.blame(m.deadlineCause(run, at, now), at)
+	}
 	if m.phase < Stopping {
 		m.phase, m.stopped = Stopping, at
-		m.blame(m.deadlineCause(run, at, now), at)
 	}
 	return m.publish()
 }
