@@ -214,7 +214,7 @@ Exit codes: 0; 64 usage, 71 it could not be written, 78 settings that cannot
 work, or do not fit together; these are printed all the same.
 `
 
-const schemaHelp = `  underlease schema print --backend postgres://host/db | psql host/db
+const schemaHelp = `  underlease schema print --backend postgres://host/db | psql postgres://host/db
 
 A database needs tables. The first run makes them where its role may; where it
 may not, somebody with more rights does it, by one of these.

@@ -333,8 +333,8 @@ func runSchema(t *testing.T, b block) {
 	p.Do("CREATE TABLE accounts (n int); GRANT ALL ON accounts TO jobs; INSERT INTO accounts VALUES (1);")
 	url := func(role string) string { return fmt.Sprintf("postgres://%s@%s/%s", role, p.Addr(), "lease") }
 	dir := stage(t, map[string]string{"v3.sql": "CREATE TEMPORARY TABLE v3 (n int); UPDATE accounts SET n = n + 100;\n"})
-	line := replaced(t, b.text, "postgres://host/db", url("postgres"))
-	line = replaced(t, line, "psql host/db", "psql -X -q -v ON_ERROR_STOP=1 "+url("postgres"))
+	line := replaced(t, b.text, "postgres://host/db", url("postgres")) // for both programs
+	line = replaced(t, line, "psql ", "psql -X -q -v ON_ERROR_STOP=1 ")
 	if out, err := script(dir, line).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v: %s", line, err, out)
 	}

@@ -111,10 +111,5 @@ func (d *driver) said(code int, text string) error {
 // harmless takes secrets out of a text, and what a proxy says with many words.
 func harmless(secrets []string, text string) string {
 	text, _, _ = strings.Cut(text, "\n")
-	for _, secret := range secrets {
-		if secret != "" {
-			text = strings.ReplaceAll(text, secret, "xxxxx")
-		}
-	}
-	return text
+	return backends.Masked(text, secrets...)
 }

@@ -123,9 +123,5 @@ func (d *driver) unheard(err error) error {
 
 // harmless takes the password out of a text, and what says nothing.
 func (d *driver) harmless(text string) string {
-	text = strings.TrimPrefix(text, "etcdserver: ")
-	if d.settings.password != "" {
-		text = strings.ReplaceAll(text, d.settings.password, "xxxxx")
-	}
-	return text
+	return backends.Masked(strings.TrimPrefix(text, "etcdserver: "), d.settings.password)
 }

@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"net"
-	"strings"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
@@ -107,7 +106,7 @@ func (d *database) said(ctx context.Context, e *mysql.MySQLError) error {
 	case 1146:
 		return withoutTables(backends.Broken(nil, "%s: %s", d.address, text))
 	case 1054, 1364, 1136:
-		return backends.WithHint(backends.Broken(nil, "%s: the tables have another form: %s", d.address, text), "underlease schema apply brings them up to date")
+		return backends.WithHint(backends.Broken(nil, "%s: the tables have another form: %s", d.address, text), "underlease schema apply brings them up to date, or says what has to be done")
 	case 3140, 3141, 3143, 3146, 4035, 4036, 4037, 4038, 4039, 4042, 4048, 1292, 1366:
 		return backends.WithHint(backends.Broken(nil, "%s: a row is damaged: %s", d.address, text), "look at the table %s", d.leases())
 	case 1290, 1836, 1792:
@@ -182,9 +181,4 @@ func (d *database) primary(ctx context.Context, host string) string {
 }
 
 // harmless takes secrets out of a text.
-func (d *database) harmless(text string) string {
-	if d.settings.password != "" {
-		text = strings.ReplaceAll(text, d.settings.password, "xxxxx")
-	}
-	return text
-}
+func (d *database) harmless(text string) string { return backends.Masked(text, d.settings.password) }

@@ -19,6 +19,7 @@ var harness = tabletest.Harness{
 	OfAcquire: "own = 0, choice = CASE", OfRenew: "LAST_INSERT_ID", OfRelease: "JSON_REMOVE(JSON_SET(slots",
 	Greeting: 1, Busy: 1, Columns: "term, revision, slots, ends, records, gone",
 	Mark: "CALL underlease_mark('%s', %d, '%s')", Sleeping: "DO SLEEP(1)",
+	Waiting: "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
 	Where:   func(namespace, lease string) string { return where(table.Key{Namespace: namespace, Lease: lease}) },
 	Collide: map[string]string{"deadlock": collide(1213), "lock wait": collide(1205), "changed": collide(1020)},
 	Rest:    "DROP TRIGGER collide; DROP SEQUENCE collisions",

@@ -35,7 +35,7 @@ import (
 
 // Schemes returns how the URLs of MySQL and MariaDB are opened, by their schemes:
 //
-//	mysql://[USER[:PASSWORD]@]HOST[:PORT],.../DATABASE[?PARAMETER=VALUE&...]
+//	mysql://[USER[:PASSWORD]@][HOST[:PORT],...]/DATABASE[?PARAMETER=VALUE&...]
 //
 // Parameters:
 //

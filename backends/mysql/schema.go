@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/table"
 )
 
 // version is that of the tables.
@@ -163,6 +164,9 @@ func Apply(ctx context.Context, u *url.URL) (string, error) {
 	if before > version {
 		return "", backends.WithHint(backends.Broken(nil, "%s: the schema has the version %d, and this program knows %d", d.address, before, version), "update underlease on this host")
 	}
+	if err := d.checkForm(ctx); err != nil {
+		return "", d.Classify(ctx, err)
+	}
 	if err := d.create(ctx, true); err != nil {
 		return "", d.Classify(ctx, err)
 	}
@@ -175,6 +179,49 @@ func Apply(ctx context.Context, u *url.URL) (string, error) {
 // Create implements [table.Database]. The procedures are left out where the user may not make any: jobs alone need them.
 func (d *database) Create(ctx context.Context) error { return d.create(ctx, false) }
 
+// columns are those of the tables, by what their names end with.
+var columns = map[string]string{
+	"": "namespace varbinary, lease varbinary, form smallint, revision bigint, term bigint, version bigint, gone int, moment bigint, " +
+		"choice int, own tinyint, slots longtext, ends longtext, records longtext",
+	"_fences": "lease varbinary, term bigint",
+	"_marks":  "namespace varbinary, lease varbinary, term bigint, version bigint, written bigint, value longtext",
+	"_schema": "only_one tinyint, version int",
+}
+
+// checkForm looks whether the tables that are there have their columns.
+func (d *database) checkForm(ctx context.Context) error {
+	need := map[string]string{}
+	var names []string
+	for suffix, all := range columns {
+		need[d.settings.table+suffix] = all
+		names = append(names, text(d.settings.table+suffix))
+	}
+	got, err := d.query(ctx, "SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name IN ("+
+		strings.Join(names, ", ")+")")
+	if err != nil {
+		return err
+	}
+	var have [][3]string
+	for _, c := range got {
+		have = append(have, [3]string{string(c[0]), string(c[1]), strings.ToLower(string(c[2]))})
+	}
+	return table.CheckForm(d.address, need, have)
+}
+
+// clear deletes a procedure that is not what it has to be. One that is stays: with it would go who may execute it.
+func (d *database) clear(ctx context.Context, c *conn, procedure, sql string) error {
+	got, err := c.rows(ctx, "SELECT routine_definition FROM information_schema.routines WHERE routine_schema = DATABASE() AND routine_type = 'PROCEDURE' AND routine_name = "+
+		text(procedure))
+	if err != nil || len(got) == 0 {
+		return err
+	}
+	if body := string(got[0][0]); body != "" && strings.HasSuffix(sql, body) {
+		return nil
+	}
+	_, err = c.Conn.(driver.ExecerContext).ExecContext(ctx, "DROP PROCEDURE IF EXISTS "+name(procedure), nil)
+	return c.lost(err)
+}
+
 // alreadyThere is the code for a procedure that is.
 const alreadyThere = 1304
 
@@ -182,8 +229,13 @@ const alreadyThere = 1304
 func (d *database) create(ctx context.Context, all bool) error {
 	lock := "'underlease " + d.settings.table + "'"
 	return d.pool.Do(ctx, func(c *conn) error {
-		if _, err := c.rows(ctx, "SELECT GET_LOCK("+lock+", 20)"); err != nil {
+		got, err := c.rows(ctx, "SELECT GET_LOCK("+lock+", 20)")
+		if err != nil {
 			return err
+		}
+		if len(got) != 1 || string(got[0][0]) != "1" {
+			return backends.WithHint(backends.Unavailable(nil, "%s: somebody else makes the tables, and has not done for 20 s", d.address),
+				"SHOW PROCESSLIST shows who holds the lock %s", lock)
 		}
 		defer func() { _, _ = c.rows(ctx, "SELECT RELEASE_LOCK("+lock+")") }()
 		run := func(sql string) error {
@@ -195,7 +247,12 @@ func (d *database) create(ctx context.Context, all bool) error {
 				return err
 			}
 		}
-		for _, sql := range []string{guardSQL, markSQL} {
+		for suffix, sql := range map[string]string{"_guard": guardSQL, "_mark": markSQL} {
+			if all {
+				if err := d.clear(ctx, c, d.settings.table+suffix, d.settings.fill(sql)); err != nil {
+					return err
+				}
+			}
 			err := run(sql)
 			switch number := code(err); {
 			case err == nil, number == alreadyThere, number != 0 && !all:

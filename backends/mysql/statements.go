@@ -55,7 +55,8 @@ func decimal(n int64) string { return strconv.FormatInt(n, 10) }
 func (d *database) acquire(t table.Take) string {
 	var b strings.Builder
 	path := func(i int) string { return "$[" + strconv.Itoa(i) + "]" }
-	fmt.Fprintf(&b, "UPDATE %s SET moment = %s, own = 0, choice = CASE WHEN form <> %d OR term >= %d THEN -1", d.leases(), millis, table.Form, backends.MaxTerm)
+	fmt.Fprintf(&b, "UPDATE %s SET moment = %s, own = 0, choice = CASE WHEN form <> %d OR term >= %d OR JSON_SEARCH(ends, 'one', '%s', NULL, '$[*].h') IS NOT NULL THEN -1",
+		d.leases(), millis, table.Form, backends.MaxTerm, t.Digest)
 	for i := range t.Slots {
 		fmt.Fprintf(&b, " WHEN %s = '%s' AND %s > moment THEN IF(COALESCE(%s, '') = 'break', -1, %d)",
 			part(path(i), "h"), t.Digest, number(path(i), "e"), part(path(i), "q.k"), i)
@@ -69,7 +70,7 @@ func (d *database) acquire(t table.Take) string {
 	fmt.Fprintf(&b, ", own = IF(choice >= 0 AND COALESCE(%s = '%s' AND %s > moment, 0), 1, 0)", part(chosen, "h"), t.Digest, number(chosen, "e"))
 	fmt.Fprintf(&b, ", revision = IF(choice >= 0, revision + 1, revision)")
 	fmt.Fprintf(&b, ", ends = IF(choice >= 0 AND own = 0 AND COALESCE(%s, '') <> '', %s, ends)", part(chosen, "h"),
-		d.prepend("choice", number(chosen, "t"), part(chosen, "w"), number(chosen, "b"), "'"+table.Unknown+"'"))
+		d.prepend("choice", number(chosen, "t"), part(chosen, "w"), number(chosen, "b"), "'"+table.Unknown+"'", ""))
 	kept := "0"
 	if t.Hold > 0 {
 		kept = "moment + " + decimal(t.Hold)
@@ -85,10 +86,13 @@ func (d *database) acquire(t table.Take) string {
 	return b.String() + "; " + d.look(t.Key)
 }
 
-// prepend puts an end before the others.
-func (d *database) prepend(slot, term, holder, since, end string) string {
-	return fmt.Sprintf("JSON_REMOVE(JSON_ARRAY_INSERT(ends, '$[0]', JSON_OBJECT('s', %s, 't', %s, 'w', %s, 'b', %s, 'p', %s)), '$[%d]')",
-		slot, term, holder, since, document(end), backends.HistoryLength)
+// prepend puts an end before the others, with the digest of a handle that was given back.
+func (d *database) prepend(slot, term, holder, since, end, back string) string {
+	if back != "" {
+		back = ", 'h', '" + back + "'"
+	}
+	return fmt.Sprintf("JSON_REMOVE(JSON_ARRAY_INSERT(ends, '$[0]', JSON_OBJECT('s', %s, 't', %s, 'w', %s, 'b', %s, 'p', %s%s)), '$[%d]')",
+		slot, term, holder, since, document(end), back, table.Ends)
 }
 
 // force is the condition that a grant is in force.
@@ -119,7 +123,7 @@ func (d *database) release(h table.Held, end []byte, drop bool) string {
 	}
 	return fmt.Sprintf(`UPDATE %s SET revision = revision + 1, ends = %s,
 		slots = JSON_REMOVE(JSON_SET(slots, '%s.h', '', '%s.p', %s, '%s.k', %s), '%s.q')%s`,
-		d.leases(), d.prepend(strconv.Itoa(h.Slot), decimal(h.Term), part(path, "w"), number(path, "b"), text(string(end))),
+		d.leases(), d.prepend(strconv.Itoa(h.Slot), decimal(h.Term), part(path, "w"), number(path, "b"), text(string(end)), h.Digest),
 		path, path, document(text(string(end))), path, kept, path, force(h))
 }
 

@@ -281,3 +281,72 @@ func TestABadURLIsRefusedWithoutItsSecrets(t *testing.T) {
 		}
 	}
 }
+
+// What apply cannot give back it names, and does not recommend itself. A procedure it replaces, where it is another one.
+func TestTablesOfAnotherFormAreNamed(t *testing.T) {
+	m := servers.StartMariaDB(t, servers.MariaDBOptions{})
+	raw := "mysql://lease@" + m.Addr() + "/lease"
+	u, err := backends.ParseURL(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := opened(t, raw)
+	if err := s.Release(t.Context(), Granted(t, s, Request("l")), backends.End{}); err != nil {
+		t.Fatal(err)
+	}
+	m.Do("ALTER TABLE underlease DROP COLUMN gone")
+	if _, err := Acquire(t, s, Request("l")); !errors.Is(err, backends.ErrBroken) || !strings.Contains(backends.Hint(err), "schema apply") {
+		t.Errorf("Acquire without a column: got %v (%s), want broken and the command", err, backends.Hint(err))
+	}
+	for _, c := range []struct{ change, want string }{
+		{"SELECT 1", "column gone of underlease is missing"},
+		{"ALTER TABLE underlease ADD COLUMN gone TEXT NOT NULL DEFAULT '0'", "gone of underlease is text in the place of int"},
+	} {
+		m.Do(c.change)
+		_, err := Apply(t.Context(), u)
+		if !errors.Is(err, backends.ErrBroken) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("Apply: got %v, want broken with %q", err, c.want)
+		}
+		if hint := backends.Hint(err); !strings.Contains(hint, "ALTER TABLE") || strings.Contains(hint, "schema apply") {
+			t.Errorf("Apply: got the hint %q, want what to do by hand", hint)
+		}
+	}
+	m.Do("ALTER TABLE underlease MODIFY COLUMN gone INT NOT NULL")
+	m.Do("CREATE USER poor@'%'; GRANT EXECUTE ON PROCEDURE lease.underlease_mark TO poor@'%'")
+	m.Do("DROP PROCEDURE underlease_guard; CREATE PROCEDURE underlease_guard(IN of_lease TEXT, IN of_term BIGINT) SELECT 'old'")
+	if did, err := Apply(t.Context(), u); err != nil || !strings.Contains(did, "was there") {
+		t.Errorf("Apply: got %q, %v, want that it was there", did, err)
+	}
+	if text := m.Do("SHOW CREATE PROCEDURE underlease_guard"); !strings.Contains(text, "underlease_fences") {
+		t.Errorf("the guard after Apply: got %s, want the one of this version", text)
+	}
+	if grants := m.Do("SHOW GRANTS FOR poor@'%'"); !strings.Contains(grants, "underlease_mark") {
+		t.Errorf("who may call a procedure that is as it has to be: got %s, want no change", grants)
+	}
+	Granted(t, s, Request("l"))
+}
+
+// Tables are not made beside somebody who is about to.
+func TestTheLockOfWhoMakesTheTablesIsHeeded(t *testing.T) {
+	t.Parallel() // it waits for as long as it may
+	m := servers.StartMariaDB(t, servers.MariaDBOptions{})
+	u, err := backends.ParseURL("mysql://lease@" + m.Addr() + "/lease")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { _, _ = m.TryDo(t.Context(), "SELECT GET_LOCK('underlease underlease', 0); DO SLEEP(23)") })
+	servers.Within(t, 10*time.Second, "somebody has the lock", func() error {
+		if m.Do("SELECT IS_FREE_LOCK('underlease underlease')") == "1" {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if did, err := Apply(t.Context(), u); !errors.Is(err, backends.ErrUnavailable) || !strings.Contains(err.Error(), "somebody else makes the tables") {
+		t.Errorf("Apply: got %q and %v, want unavailable, for somebody else has the lock", did, err)
+	}
+	if got := m.Do("SHOW TABLES"); got != "" {
+		t.Errorf("tables: got %s, want none", got)
+	}
+}

@@ -139,7 +139,7 @@ func (d *database) said(ctx context.Context, e *pgconn.PgError) error {
 		return d.withoutTables(backends.Denied(nil, "%s: %s", d.address, text))
 	case "42703", "42804", "42883":
 		return backends.WithHint(backends.Broken(nil, "%s: the tables have another form: %s", d.address, text),
-			"underlease schema apply brings them up to date")
+			"underlease schema apply brings them up to date, or says what has to be done")
 	case "22P02", "22003", "22004", "22023", "2203A", "22030", "22032", "22033", "22035":
 		return backends.WithHint(backends.Broken(nil, "%s: a row is damaged: %s", d.address, text), "look at the table %s", d.settings.name(""))
 	case "22P05", "22021":
@@ -202,8 +202,5 @@ func (d *database) anywhere(ctx context.Context, sql string) ([][][]byte, error)
 
 // harmless takes secrets out of a text.
 func (d *database) harmless(text string) string {
-	if password := d.settings.config.Password; password != "" {
-		text = strings.ReplaceAll(text, password, "xxxxx")
-	}
-	return text
+	return backends.Masked(text, d.settings.config.Password)
 }

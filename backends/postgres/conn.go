@@ -11,7 +11,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/underlease/underlease/backends"
 	"github.com/underlease/underlease/backends/table"
 )
 
@@ -125,38 +124,11 @@ func (c *conn) query(ctx context.Context, sql string, params ...any) ([][][]byte
 // raw is a string as bytes.
 type raw string
 
-func (d *database) rows(k table.Key, got [][][]byte) ([]*table.Row, error) {
-	var all []*table.Row
-	for _, cols := range got {
-		r := &table.Row{Key: k, Slots: cols[5]}
-		for i, to := range []*int64{&r.Micros, &r.Form, &r.Revision, &r.Term, &r.Version} {
-			n, err := strconv.ParseInt(string(cols[i]), 10, 64)
-			if err != nil {
-				return nil, backends.Broken(err, "%s: a number in the row of %q cannot be read", d.address, backends.Display(k.Namespace, k.Lease))
-			}
-			*to = n
-		}
-		all = append(all, r)
-	}
-	return all, nil
-}
-
-func (d *database) one(k table.Key, got [][][]byte, err error) (*table.Row, error) {
-	if err != nil || len(got) == 0 {
-		return nil, err
-	}
-	all, err := d.rows(k, got[:1])
-	if err != nil {
-		return nil, err
-	}
-	return all[0], nil
-}
-
 // Acquire implements [table.Database]. A second statement says what is in the way, or makes the row of a lease that is new.
 func (d *database) Acquire(ctx context.Context, t table.Take) (*table.Row, error) {
 	ask := func(text string) (*table.Row, error) {
 		got, err := d.query(ctx, text, raw(t.Namespace), raw(t.Lease), t.Digest, t.Slots, t.Holder, t.TTL, t.Hold)
-		return d.one(t.Key, got, err)
+		return table.First(d.address, t.Key, got, err)
 	}
 	if t.Slots > 1 {
 		return ask(d.text.acquire)
@@ -185,7 +157,7 @@ func (d *database) Release(ctx context.Context, h table.Held, end []byte, drop b
 // Read implements [table.Database].
 func (d *database) Read(ctx context.Context, k table.Key) (*table.Row, error) {
 	got, err := d.query(ctx, d.text.read, raw(k.Namespace), raw(k.Lease))
-	row, err := d.one(k, got, err)
+	row, err := table.First(d.address, k, got, err)
 	if row != nil {
 		row.Ends, row.Records = got[0][6], got[0][7]
 	}
@@ -195,7 +167,7 @@ func (d *database) Read(ctx context.Context, k table.Key) (*table.Row, error) {
 // Look implements [table.Database].
 func (d *database) Look(ctx context.Context, k table.Key) (*table.Row, error) {
 	got, err := d.query(ctx, d.text.look, raw(k.Namespace), raw(k.Lease))
-	return d.one(k, got, err)
+	return table.First(d.address, k, got, err)
 }
 
 // List implements [table.Database].
@@ -204,7 +176,7 @@ func (d *database) List(ctx context.Context, namespace, after string, most int) 
 	if err != nil {
 		return nil, err
 	}
-	all, err := d.rows(table.Key{Namespace: namespace}, got)
+	all, err := table.Rows(d.address, table.Key{Namespace: namespace}, got)
 	for i, r := range all {
 		name, wrong := hex.DecodeString(string(got[i][6]))
 		r.Lease, err = string(name), errors.Join(err, wrong)
@@ -237,18 +209,7 @@ func (d *database) Prune(ctx context.Context) error {
 // Mark implements [table.Database].
 func (d *database) Mark(ctx context.Context, k table.Key) (*table.Mark, error) {
 	got, err := d.query(ctx, d.text.mark, raw(k.Namespace), raw(k.Lease))
-	if err != nil || len(got) == 0 {
-		return nil, err
-	}
-	m := &table.Mark{Value: got[0][2]}
-	for i, to := range []*int64{&m.Version, &m.Written} {
-		n, err := strconv.ParseInt(string(got[0][i]), 10, 64)
-		if err != nil {
-			return nil, backends.Broken(err, "%s: a number of the marker of %q cannot be read", d.address, backends.Display(k.Namespace, k.Lease))
-		}
-		*to = n
-	}
-	return m, nil
+	return table.FirstMark(d.address, k, got, err)
 }
 
 // Unmark implements [table.Database].

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/table"
 )
 
 // askPrimary is how long a replica may take to say where its primary is.
@@ -159,6 +160,9 @@ func Apply(ctx context.Context, u *url.URL) (string, error) {
 	case before > version:
 		return "", backends.WithHint(backends.Broken(nil, "%s: the schema has the version %d, and this program knows %d", d.address, before, version), "update underlease on this host")
 	}
+	if err := d.checkForm(ctx); err != nil {
+		return "", d.Classify(ctx, err)
+	}
 	if err := d.Create(ctx); err != nil {
 		return "", d.Classify(ctx, err)
 	}
@@ -166,6 +170,35 @@ func Apply(ctx context.Context, u *url.URL) (string, error) {
 		return "made version " + strconv.Itoa(version) + " of the schema at " + d.address, nil
 	}
 	return "version " + strconv.Itoa(version) + " of the schema was there at " + d.address, nil
+}
+
+// columns are those of the tables, by what their names end with.
+var columns = map[string]string{
+	"": "namespace bytea, lease bytea, form smallint, revision bigint, term bigint, version bigint, gone integer, " +
+		"slots jsonb, ends jsonb, records jsonb",
+	"_fences": "lease text, term bigint",
+	"_marks":  "namespace bytea, lease bytea, term bigint, version bigint, written bigint, value text",
+	"_schema": "version integer",
+}
+
+// checkForm looks whether the tables that are there have their columns.
+func (d *database) checkForm(ctx context.Context) error {
+	need := map[string]string{}
+	var names []string
+	for suffix, all := range columns {
+		need[d.settings.table+suffix] = all
+		names = append(names, "('"+d.settings.table+suffix+"', '"+d.settings.name(suffix)+"')")
+	}
+	got, err := d.query(ctx, `SELECT t.name, a.attname, a.atttypid::regtype FROM (VALUES `+strings.Join(names, ", ")+`) t(name, quoted)
+		JOIN pg_attribute a ON a.attrelid = to_regclass(t.quoted) WHERE a.attnum > 0 AND NOT a.attisdropped`)
+	if err != nil {
+		return err
+	}
+	var have [][3]string
+	for _, c := range got {
+		have = append(have, [3]string{string(c[0]), string(c[1]), string(c[2])})
+	}
+	return table.CheckForm(d.address, need, have)
 }
 
 func (d *database) version(ctx context.Context) (int, error) {

@@ -34,8 +34,8 @@ func (s *settings) name(suffix string) string {
 func statements(s *settings) *sql {
 	fill := strings.NewReplacer(
 		"{leases}", s.name(""), "{micros}", micros, "{durable}", durable, "{none}", table.None, "{unknown}", table.Unknown,
-		"{largest}", strconv.FormatInt(int64(backends.MaxTerm), 10), "{length}", strconv.Itoa(backends.HistoryLength),
-		"{form}", strconv.Itoa(table.Form), "{slot}", newSlot, "{choice}", choice,
+		"{largest}", strconv.FormatInt(int64(backends.MaxTerm), 10), "{length}", strconv.Itoa(table.Ends),
+		"{form}", strconv.Itoa(table.Form), "{slot}", newSlot, "{choice}", choice, "{fresh}", fresh,
 		"{day}", "86400000", "{days}", strconv.FormatInt(table.Gone(0), 10),
 		"{row}", row, "{marks}", s.name("_marks"),
 	)
@@ -50,6 +50,9 @@ func statements(s *settings) *sql {
 // newSlot is what an acquisition puts into a slot. Parameters: 3 digest, 5 holder, 6 ttl, 7 hold.
 const newSlot = `jsonb_build_object('h', $3::text, 'w', $5::text, 't', term, 'b', ms, 'l', $6::bigint, 'e', ms + $6::bigint,
 	'd', $7::bigint, 'k', CASE WHEN $7::bigint > 0 THEN ms + $7::bigint ELSE 0 END, 'p', p)`
+
+// fresh is the condition that the handle of an acquisition was not given back.
+const fresh = `NOT u.ends @> jsonb_build_array(jsonb_build_object('h', $3::text))`
 
 // choice is the slot that an acquisition gets: none, one row at most. The clock is read once, and after the row u was locked:
 // a subquery with a volatile function is not merged into another one.
@@ -90,7 +93,7 @@ const acquire = inserted + `(
 			END
 		FROM {choice} c
 	)
-	WHERE u.form = {form} AND u.term < {largest} AND EXISTS (SELECT FROM {choice} c)
+	WHERE u.form = {form} AND u.term < {largest} AND {fresh} AND EXISTS (SELECT FROM {choice} c)
 ` + outcome
 
 // outcome is the row that was written, or the one that is in the way.
@@ -118,7 +121,7 @@ const (
 			FROM (SELECT {micros} / 1000 AS ms OFFSET 0) m) n
 	)`
 
-	freeOne = `u.form = {form} AND u.term < {largest} AND $4::int = 1 AND (
+	freeOne = `u.form = {form} AND u.term < {largest} AND {fresh} AND $4::int = 1 AND (
 		u.slots = '[]' OR CASE
 			WHEN u.slots->0->>'h' = $3 AND (u.slots->0->>'e')::bigint > {micros} / 1000 THEN u.slots->0->'q'->>'k' IS DISTINCT FROM 'break'
 			ELSE (u.slots->0->>'h' = '' OR (u.slots->0->>'e')::bigint <= {micros} / 1000) AND (u.slots->0->>'k')::bigint <= {micros} / 1000
@@ -145,7 +148,7 @@ WHERE namespace = $1::bytea AND lease = $2::bytea AND form = {form}
 	AND u.slots->$3::int->>'h' = $4 AND (u.slots->$3::int->>'t')::bigint = $5::bigint
 	AND (u.slots->$3::int->>'e')::bigint > {micros} / 1000
 	AND u.slots->$3::int->'q'->>'k' IS DISTINCT FROM 'break'
-RETURNING u.slots->$3::int ? 'q'`
+RETURNING u.slots->$3::int ? 'q', {durable}`
 
 // Nobody waits until a release is on the disk: one that a crash forgets leaves a lease that runs out.
 //
@@ -155,7 +158,7 @@ const release = `UPDATE {leases} AS u SET
 		slots = jsonb_set(u.slots, ARRAY[$3::int::text], (u.slots->$3::int) - 'q' || jsonb_build_object(
 			'h', '', 'p', $6::jsonb, 'k', CASE WHEN $7::bool THEN 0 ELSE (u.slots->$3::int->>'k')::bigint END)),
 		ends = (jsonb_build_array(jsonb_build_object('s', $3::int, 't', $5::bigint, 'w', u.slots->$3::int->'w', 'b', u.slots->$3::int->'b',
-			'p', $6::jsonb)) || u.ends) - {length}
+			'p', $6::jsonb, 'h', $4::text)) || u.ends) - {length}
 	WHERE namespace = $1::bytea AND lease = $2::bytea AND form = {form}
 		AND u.slots->$3::int->>'h' = $4 AND (u.slots->$3::int->>'t')::bigint = $5::bigint
 		AND (u.slots->$3::int->>'e')::bigint > {micros} / 1000

@@ -231,6 +231,29 @@ func TestAStatementThatWaitsForTheRowPromisesNoMoreThanItKeeps(t *testing.T) {
 }
 
 // Of ten thousand rows none is read but the lease's own.
+// A role that does not wait for its commits, a server whose log is written seldom, and a crash.
+func TestAGrantAndARenewalOutliveACrash(t *testing.T) {
+	p := servers.StartPostgres(t, servers.PostgresOptions{Config: []string{"wal_writer_delay = 10s", "wal_writer_flush_after = 1GB"}})
+	p.Do("ALTER ROLE lease SET synchronous_commit = off")
+	s := opened(t, direct(p))
+	g := Granted(t, s, Request("l"))
+	for range 3 {
+		if err := Renew(t, s, g); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const expiry = "SELECT slots->0->>'e' FROM underlease"
+	want := p.Do(expiry)
+	p.Kill()
+	p.Restart()
+	if got := p.Do(expiry); got != want {
+		t.Errorf("expiry after the crash: got %s, want %s", got, want)
+	}
+	if err := Renew(t, opened(t, direct(p)), g); err != nil {
+		t.Errorf("Renew after the crash: got %v, want the grant", err)
+	}
+}
+
 func TestEveryStatementUsesAnIndex(t *testing.T) {
 	p := servers.StartPostgres(t, servers.PostgresOptions{})
 	s := opened(t, direct(p))
@@ -428,4 +451,36 @@ func TestTheEnvironmentFillsIn(t *testing.T) {
 	if want := "postgres://" + p.Addr() + "/lease"; s.Address != want {
 		t.Errorf("address: got %s, want %s", s.Address, want)
 	}
+}
+
+// What apply cannot give back it names, and does not recommend itself.
+func TestTablesOfAnotherFormAreNamed(t *testing.T) {
+	p := servers.StartPostgres(t, servers.PostgresOptions{})
+	u := mustURL(t, direct(p))
+	s := opened(t, direct(p))
+	if err := s.Release(t.Context(), Granted(t, s, Request("l")), backends.End{}); err != nil {
+		t.Fatal(err)
+	}
+	p.Do("ALTER TABLE underlease DROP COLUMN gone")
+	if _, err := Acquire(t, s, Request("l")); !errors.Is(err, backends.ErrBroken) || !strings.Contains(backends.Hint(err), "schema apply") {
+		t.Errorf("Acquire without a column: got %v (%s), want broken and the command", err, backends.Hint(err))
+	}
+	for _, c := range []struct{ change, want string }{
+		{"SELECT 1", "column gone of underlease is missing"},
+		{"ALTER TABLE underlease ADD COLUMN gone text NOT NULL DEFAULT '0'", "gone of underlease is text in the place of integer"},
+	} {
+		p.Do(c.change)
+		_, err := Apply(t.Context(), u)
+		if !errors.Is(err, backends.ErrBroken) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("Apply: got %v, want broken with %q", err, c.want)
+		}
+		if hint := backends.Hint(err); !strings.Contains(hint, "ALTER TABLE") || strings.Contains(hint, "schema apply") {
+			t.Errorf("Apply: got the hint %q, want what to do by hand", hint)
+		}
+	}
+	p.Do("ALTER TABLE underlease ALTER COLUMN gone DROP DEFAULT, ALTER COLUMN gone TYPE integer USING gone::integer")
+	if did, err := Apply(t.Context(), u); err != nil || !strings.Contains(did, "was there") {
+		t.Errorf("Apply: got %q, %v, want that it was there", did, err)
+	}
+	Granted(t, s, Request("l"))
 }

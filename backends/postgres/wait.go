@@ -35,7 +35,7 @@ func (d *database) Listen(ctx context.Context, k table.Key, left func(*table.Row
 			return nil
 		}
 		got, err := c.query(ctx, d.text.look, raw(k.Namespace), raw(k.Lease))
-		row, err := d.one(k, got, err)
+		row, err := table.First(d.address, k, got, err)
 		if d.Missing(err) {
 			return nil
 		}

@@ -152,10 +152,5 @@ func (c *Client) foreign(key string) error {
 // harmless takes out of a text what may not be shown: secrets, and what a server repeats of a command that it does not know.
 func (c *Client) harmless(text string) string {
 	text, _, _ = strings.Cut(text, ", with args beginning with")
-	for _, secret := range c.settings.secrets() {
-		if secret != "" {
-			text = strings.ReplaceAll(text, secret, "xxxxx")
-		}
-	}
-	return text
+	return backends.Masked(text, c.settings.secrets()...)
 }

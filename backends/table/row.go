@@ -60,13 +60,15 @@ type slot struct {
 
 func (s *slot) broken() bool { return s.Ask != nil && s.Ask.Kind == string(backends.AskBreak) }
 
-// past is an entry of the history.
+// past is how an acquisition ended: an entry of the history, or, without a term, the trace of one that was given back before anybody
+// knew whether it was granted.
 type past struct {
 	Slot   int    `json:"s"`
 	Term   int64  `json:"t"`
 	Holder string `json:"w"`
 	Since  int64  `json:"b"`
 	End    end    `json:"p"`
+	Back   string `json:"h,omitempty"` // the digest of a handle that was given back: nothing is granted to it any more
 }
 
 // record is a record as it is stored.
@@ -254,11 +256,23 @@ func (l *lease) answer(req backends.Request, t Take) (backends.Grant, error) {
 	}
 }
 
+// givenBack reports whether the holder of a handle has given back what it may have got.
+func (l *lease) givenBack(digest string) bool {
+	return slices.ContainsFunc(l.ends, func(p past) bool { return p.Back == digest })
+}
+
+// giveBack remembers a handle that nothing was granted to.
+func (l *lease) giveBack(digest string) { l.ended(past{End: unknown, Back: digest}) }
+
+func (l *lease) ended(p past) {
+	l.ends = slices.Insert(l.ends, 0, p)
+	l.ends = l.ends[:min(len(l.ends), Ends)]
+}
+
 // finish writes how a holder ended.
 func (l *lease) finish(s *slot, e end) {
 	i := slices.IndexFunc(l.slots, func(o slot) bool { return o.Term == s.Term })
-	l.ends = slices.Insert(l.ends, 0, past{i, s.Term, s.Holder, s.Since, e})
-	l.ends = l.ends[:min(len(l.ends), backends.HistoryLength)]
+	l.ended(past{i, s.Term, s.Holder, s.Since, e, s.Digest})
 	s.Digest, s.Last, s.Ask = "", &e, nil
 }
 
@@ -281,6 +295,9 @@ func (l *lease) state() backends.State {
 		state.Slots = append(state.Slots, shown)
 	}
 	for _, p := range l.ends {
+		if p.Term == 0 {
+			continue
+		}
 		state.History = append(state.History, backends.Past{Slot: p.Slot, Term: backends.Term(p.Term), Holder: p.Holder, Since: instant(p.Since), End: p.End.end()})
 	}
 	state.History = state.History[:min(len(state.History), backends.HistoryLength)]

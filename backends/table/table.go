@@ -15,15 +15,19 @@
 //
 //	slots    a list by number, of objects: h the handle's digest, w holder, t term, b since, l ttl, e expiry, d hold, k kept
 //	         until, p how the last holder ended, q what is asked
-//	ends     the last 50, newest first
+//	ends     the last 66, newest first, 50 of which are shown; h is the digest of a handle that was given back
 //	records  by their key in hexadecimal: version, when it was written, bytes in base64
+//
+// A statement whose sender has gone may wait for the row in the server and come to its turn later. So who gives up an acquisition whose
+// answer did not come writes the handle's digest into the row, as a release does: a late acquisition either comes before that and is
+// found, or comes after it and gets nothing.
 //
 // A job may write the marker of a gate in its own transaction, by a function of the schema. It does not touch the lease's row for
 // that, which would keep renewals waiting until it commits: it writes a row of another table, which whoever looks for the marker
 // moves into the lease's row.
 //
-// A table that is not there is created by the first statement that has something to write; nobody looks before. A row goes a week after its
-// last use, by the release of a lease that was new; a row with records stays.
+// A table that is not there is created by the first statement that has something to write; nobody looks before. A row goes when eight
+// whole days have passed since its last use, by the release of a lease that was new; a row with records stays.
 //
 // # The limits
 //
@@ -48,6 +52,9 @@ const Form = 1
 
 // Never is [Row.Gone] of a row that is not pruned.
 const Never = 1<<31 - 1
+
+// Ends is how many ends a row keeps: those of the history, and some for handles that were given back without a grant.
+const Ends = backends.HistoryLength + 16
 
 const (
 	dayMillis     = 24 * 3600 * 1000
@@ -117,7 +124,8 @@ const MarkerKey = "marker"
 // errors are those of the library.
 type Database interface {
 	// Acquire takes the first slot that is free, or renews the one that carries the digest, and returns the row: with the
-	// grant in it or what is in its way. Nil and a row that explains nothing say that it has to be asked for again.
+	// grant in it or what is in its way. Nil and a row that explains nothing say that it has to be asked for again. A digest
+	// that the ends have as given back takes no slot, and is looked for under the row's lock.
 	Acquire(ctx context.Context, t Take) (*Row, error)
 	// Renew returns ok if the grant was in force and counts anew, and asked if something is asked of its holder.
 	Renew(ctx context.Context, h Held) (ok, asked bool, err error)
@@ -285,8 +293,24 @@ func (c *Client) Acquire(ctx context.Context, req backends.Request) (backends.Gr
 			}
 			return g, err
 		}
+		if err := c.checkBack(ctx, t); err != nil {
+			return backends.Grant{}, err
+		}
 	}
 	return backends.Grant{}, c.db.Classify(ctx, errOthers)
+}
+
+// checkBack returns [backends.ErrLost] for a handle that was given back: no slot is ever free for it.
+func (c *Client) checkBack(ctx context.Context, t Take) error {
+	row, err := look(ctx, c.db, func(ctx context.Context) (*Row, error) { return c.db.Read(ctx, t.Key) })
+	if err != nil || row == nil {
+		return err
+	}
+	l, err := c.read(row)
+	if err == nil && l.givenBack(t.Digest) {
+		err = backends.Lost(nil, "it was given back")
+	}
+	return err
 }
 
 // longestAhead is how far the clock may lie behind a term that is handed out. More than a few milliseconds mean that it was
@@ -393,10 +417,15 @@ func (c *Client) Release(ctx context.Context, g backends.Grant, e backends.End) 
 			})
 		}
 	} else {
-		err = c.change(ctx, h.Key, false, func(l *lease) error {
+		// Nobody knows what becomes of an acquisition whose answer did not come: there has to be a row that refuses it.
+		err = c.change(ctx, h.Key, g.Term == 0, func(l *lease) error {
 			s, why := l.force(h)
 			if g.Term == 0 {
 				s, why = l.carrying(h.Digest), ""
+				if s == nil && !l.givenBack(h.Digest) {
+					l.giveBack(h.Digest)
+					return nil
+				}
 			}
 			if s == nil || why != "" && !s.broken() {
 				return errNothing

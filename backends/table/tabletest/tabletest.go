@@ -53,6 +53,7 @@ type Harness struct {
 	Stuff    func(namespace string, n int) []string // SQL that makes n rows of free leases, row-000000 and so on
 	Mark     string                                 // SQL that writes a marker: for lease, term and namespace
 	Sleeping string                                 // SQL that sleeps for a second
+	Waiting  string                                 // SQL that counts those who wait for a row
 	Collide  map[string]string                      // SQL that makes two of three writes fail because of others, by what that is called
 	Rest     string                                 // SQL that undoes it
 }
@@ -79,6 +80,8 @@ func Run(t *testing.T, h Harness) {
 		{"CollisionsAreTriedAgain", collisions},
 		{"AMarkerOfAJobIsThereWithItsWork", marks},
 		{"WhatOnlyReadsMakesNothing", readsOnly},
+		{"WhatWasGivenBackIsNotGrantedLate", givenBack},
+		{"AnAcquisitionThatWaitsInTheServerIsAbandoned", waitsForRow},
 		{"WhatCannotBeShownHidesNothing", damaged},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -245,6 +248,119 @@ func lostAnswers(t *testing.T, h Harness) {
 		}
 		Granted(t, other, Request(lease))
 	}
+}
+
+// givenBack: a statement of an acquisition that comes after its handle was given back.
+func givenBack(t *testing.T, h Harness) {
+	server := h.Start(t, Options{})
+	s, other := h.Open(t, h.URL(server.Addr())), h.Open(t, h.URL(server.Addr()))
+	for _, slots := range []int{1, 2} {
+		for _, what := range []string{"abandoned", "released", "never granted"} {
+			lease := fmt.Sprintf("%s of %d", what, slots)
+			req := Request(strings.ReplaceAll(lease, " ", "-"))
+			req.Slots, req.Hold = slots, time.Hour
+			back := backends.Grant{Lease: req.Lease, Handle: req.Handle}
+			switch what {
+			case "abandoned":
+				Granted(t, s, req)
+			case "released":
+				req.Hold = 0
+				back = Granted(t, s, req)
+			}
+			for range 2 { // the answer to the first may be lost, too
+				if err := s.Release(t.Context(), back, backends.End{}); err != nil {
+					t.Fatalf("%s: Release: got %v, want nil", lease, err)
+				}
+			}
+			if g, err := Acquire(t, other, req); !errors.Is(err, backends.ErrLost) {
+				t.Errorf("%s: got %+v and %v for a handle that was given back, want lost", lease, g, err)
+			}
+			Granted(t, other, Request(req.Lease))
+			state, err := other.Inspect(t.Context(), "", req.Lease)
+			want := 1
+			if what == "never granted" {
+				want = 0
+			}
+			if err != nil || len(state.History) != want {
+				t.Errorf("%s: history: got %+v and %v, want %d ends", lease, state.History, err, want)
+			}
+		}
+	}
+	// Those that nothing was granted to take no room from the history.
+	for range backends.HistoryLength {
+		if err := release(t, s, Granted(t, s, Request("long"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 10 {
+		if err := s.Release(t.Context(), backends.Grant{Lease: "long", Handle: backends.NewHandle()}, backends.End{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if state, err := s.Inspect(t.Context(), "", "long"); err != nil || len(state.History) != backends.HistoryLength {
+		t.Errorf("history: got %d ends and %v, want %d", len(state.History), err, backends.HistoryLength)
+	}
+}
+
+// waitsForRow: somebody locks the row, and the sender of an acquisition has gone when it comes to its turn.
+func waitsForRow(t *testing.T, h Harness) {
+	server := h.Start(t, Options{})
+	p := proxy.New(t, server.Addr())
+	s, other := h.Open(t, h.URL(p.Addr())), h.Open(t, h.URL(server.Addr()))
+	if err := release(t, s, Granted(t, s, Request("l"))); err != nil {
+		t.Fatal(err)
+	}
+	locked := func() bool {
+		_, err := server.TryDo(t.Context(), "SELECT term FROM underlease FOR UPDATE NOWAIT")
+		return err != nil
+	}
+	eventually := func(what string, is func() bool) {
+		t.Helper()
+		for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(20 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("not %s after 20 s", what)
+			}
+		}
+	}
+	waiting := func() bool { return server.Do(h.Waiting) != "0" }
+
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		lock := "BEGIN; SELECT term FROM underlease FOR UPDATE; " + strings.Repeat(h.Sleeping+"; ", 4) + "ROLLBACK"
+		if _, err := server.TryDo(t.Context(), lock); err != nil {
+			t.Errorf("the lock: %v", err)
+		}
+	})
+	eventually("locked", locked)
+	req := Request("l")
+	req.Hold = time.Hour
+	wg.Go(func() {
+		if _, err := s.Acquire(t.Context(), req); !errors.Is(err, backends.ErrUnavailable) {
+			t.Errorf("Acquire: got %v, want unavailable", err)
+		}
+	})
+	eventually("waiting", waiting)
+	p.BlackHole(proxy.Requests | proxy.Answers) // nothing that would cancel it comes through
+	p.Cut()
+
+	abandon := func(limit time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		defer cancel()
+		return other.Release(ctx, backends.Grant{Lease: "l", Handle: req.Handle}, backends.End{})
+	}
+	if err := abandon(300 * time.Millisecond); err == nil && locked() {
+		t.Error("abandon: got nil while the row was locked, want an error")
+	}
+	if err := abandon(20 * time.Second); err != nil {
+		t.Errorf("abandon: got %v, want nil", err)
+	}
+	eventually("served", func() bool { return !waiting() })
+	state, err := other.Inspect(t.Context(), "", "l")
+	if err != nil || len(state.Slots) != 1 || state.Slots[0].Taken() {
+		t.Errorf("state: got %+v and %v, want a free slot", state.Slots, err)
+	}
+	Granted(t, other, Request("l"))
 }
 
 func blackHole(t *testing.T, h Harness) {
