@@ -566,7 +566,8 @@ func TestQuorumEightWaitersAreDoneWithinASecond(t *testing.T) {
 // What a handover costs does not grow with those that wait. The limits are far above what a quiet machine shows: what is counted decides.
 // Consul allows a host 200 connections, and each that waits has two or three: so many hosts are not here.
 func TestQuorumAHandoverCostsTheSameWithManyWaiters(t *testing.T) {
-	const many = 100 * time.Millisecond // what a handover may take where the server answers as many as an agent of Consul admits
+	// Consul takes nearly the bar where nothing else runs, and more with as many as one agent admits.
+	const many = 100 * time.Millisecond
 	for _, c := range []struct {
 		name   string
 		start  func() *quorum
@@ -575,7 +576,7 @@ func TestQuorumAHandoverCostsTheSameWithManyWaiters(t *testing.T) {
 		most   float64 // requests for each handover
 	}{
 		{"etcd", func() *quorum { return onEtcd(t, 1, servers.EtcdOptions{}) }, []int{8, 100}, []time.Duration{longestHandover, longestHandover}, 12},
-		{"consul", func() *quorum { return onConsul(t, 1, servers.ConsulOptions{}) }, []int{8, 40}, []time.Duration{longestHandover, many}, 16},
+		{"consul", func() *quorum { return onConsul(t, 1, servers.ConsulOptions{}) }, []int{8, 40}, []time.Duration{2 * longestHandover, many}, 16},
 	} {
 		var each []float64
 		for i, waiters := range c.many {
