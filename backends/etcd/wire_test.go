@@ -14,6 +14,7 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -426,7 +427,7 @@ func TestAWatchAsksForAnotherToken(t *testing.T) {
 		token := r.Header.Get("Token")
 		switch {
 		case r.URL.Path == methodAuthenticate:
-			answers200(w, appendBytes(header[:len(header):len(header)], 2, fmt.Sprint("token ", logins.Add(1))))
+			answers200(w, appendBytes(slices.Clip(header), 2, fmt.Sprint("token ", logins.Add(1))))
 		case r.URL.Path == methodWatch && token == "token 1": // canceled, and why
 			answers200(w, appendBytes(appendInt(nil, 4, 1), 6, "rpc error: code = Unauthenticated desc = "+saysToken))
 		case r.URL.Path == methodWatch && token == "token 2":
