@@ -54,7 +54,8 @@ func StartMariaDB(t testing.TB, o MariaDBOptions) *MariaDB {
 	run := func(name string, args ...string) string {
 		t.Helper()
 		c := exec.CommandContext(ctx, found[name], args...)
-		c.Dir, c.Env = dir, []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "LC_ALL=C"}
+		// Temporary tables have names by the number of the process, which in another namespace another server has, too.
+		c.Dir, c.Env = dir, []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "TMPDIR=" + dir, "LC_ALL=C"}
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: user}
 		var out, words bytes.Buffer
 		c.Stdout, c.Stderr = &out, &words
@@ -65,7 +66,7 @@ func StartMariaDB(t testing.TB, o MariaDBOptions) *MariaDB {
 	}
 	run("mariadb-install-db", "--no-defaults", "--datadir="+data, "--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve")
 	args := []string{
-		"--no-defaults", "--datadir=" + data, "--bind-address=127.0.0.1", fmt.Sprintf("--port=%d", m.Port), "--socket=" + m.socket(),
+		"--no-defaults", "--datadir=" + data, "--tmpdir=" + dir, "--bind-address=127.0.0.1", fmt.Sprintf("--port=%d", m.Port), "--socket=" + m.socket(),
 		"--pid-file=" + filepath.Join(dir, "pid"), "--skip-name-resolve", "--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=16M",
 		"--innodb-log-file-size=8M", "--performance-schema=OFF", "--max-connections=300",
 	}
