@@ -464,7 +464,7 @@ func plural(n int, one, many string) string {
 // end gives the lease back, where it is still ours, and says how the run ended. Gone is when the tree was gone.
 func (k *keeper) end(ctx context.Context, release bool, gone signals.Instant) Result {
 	res := k.verdict()
-	res.Ran = time.Duration(gone - k.started)
+	res.Ran = max(0, time.Duration(gone-k.started)) // a short command may be gone before we hear that it has begun
 	if k.leased && release {
 		validUntil := k.record(ctx, &res)
 		end := backends.End{Outcome: string(res.Outcome), ExitCode: res.ExitCode, Took: res.Ran}
