@@ -32,10 +32,10 @@ build:
 
 # The trees and the proofs measure, so that nothing may run beside them.
 test:
-	$(GO) test $(TESTFLAGS) $$($(GO) list ./... | grep -vE '/(proof|signals)$$')
-	$(GO) test $(TESTFLAGS) ./signals
-	$(GO) test -timeout=20m $(TESTFLAGS) ./proof
-	CGO_ENABLED=0 $(GO) test $(TESTFLAGS) -ldflags='-E ulentry' ./signals # the tree once more, with the entry of releases
+	$(GO) test -timeout=20m $(TESTFLAGS) $$($(GO) list ./... | grep -vE '/(proof|signals)$$')
+	$(GO) test -timeout=20m $(TESTFLAGS) ./signals
+	$(GO) test -timeout=40m $(TESTFLAGS) ./proof
+	CGO_ENABLED=0 $(GO) test -timeout=20m $(TESTFLAGS) -ldflags='-E ulentry' ./signals # the tree once more, with the entry of releases
 	$(GO) test $(TESTFLAGS) -tags portable -run Portable ./signals
 
 lint:
