@@ -399,7 +399,6 @@ type run struct {
 	marker string
 	done   bool
 	stall  *stalls
-	slow   bool // its end may take minutes, of which nothing is claimed
 	many   bool // one of many, which are looked after together
 }
 
@@ -505,12 +504,8 @@ func (r *run) start() {
 // wait returns the wrapper's status.
 func (r *run) wait() syscall.WaitStatus {
 	r.t.Helper()
-	patience := 30 * time.Second
-	if r.slow {
-		patience = 3 * time.Minute
-	}
-	timer := time.AfterFunc(patience, func() {
-		r.t.Errorf("the wrapper has not ended after %v; log:\n%s", patience, r.logged())
+	timer := time.AfterFunc(30*time.Second, func() {
+		r.t.Errorf("the wrapper has not ended after 30s; log:\n%s", r.logged())
 		r.cmd.Process.Kill()
 	})
 	r.cmd.Wait()

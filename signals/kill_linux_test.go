@@ -458,7 +458,6 @@ func TestTheKillIsInTimeOnABusyMachine(t *testing.T) {
 	p := endless(tree(true)...)
 	p.StopIn, p.KillIn, p.Grace = 9*time.Second, 10*time.Second, time.Second // the start is slow too, and refused when it comes too late
 	r := prepare(t, p)
-	r.slow = true
 	r.cmd.Path, r.cmd.Args = "/usr/bin/nice", []string{"nice", "-n", "19", exe}
 	r.start()
 	r.beats(treeNames...)

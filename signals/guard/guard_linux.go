@@ -217,8 +217,10 @@ func (g *guardian) decide() {
 	if at, why := stopAt(d); !g.decided && now >= at {
 		g.stopNow(why, now)
 	}
-	if now >= g.stayAt {
+	if at, _ := g.killAt(d); now >= g.stayAt && at-now > stayAfter {
 		g.stay()
+	} else if now >= g.stayAt {
+		g.stayAt = Never // a kill is near, and nothing may stand in its way
 	}
 }
 
