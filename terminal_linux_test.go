@@ -424,6 +424,9 @@ var (
 	jobPid      = regexp.MustCompile(`(?m)^(\[\d+\]) \d+`)
 	nothings    = regexp.MustCompile(`(?m)^status \d+> \r\n`)
 	interrupted = regexp.MustCompile(`\^C[\r\n]+`) // bash adds a line, or not, by which process of a pipeline it saw end last
+	// The kernel sends a key's signal before it echoes the key (isig() in n_tty_receive_signal_char), so that what the command says to the
+	// signal may stand on either side of the echo, or around it.
+	echoes = regexp.MustCompile(`\^[CZ\\]`)
 )
 
 // killed is what nobody says without us: the guardian does, whose wrapper was killed with the command.
@@ -449,7 +452,9 @@ func asWithoutUs(t *testing.T, scenario func(s *shell)) {
 			}
 			screen := strings.ReplaceAll(s.screen(), killed, "")
 			screen = interrupted.ReplaceAllString(screen, "^C\r\n")
-			screens = append(screens, nothings.ReplaceAllString(jobPid.ReplaceAllString(screen, "$1 PID"), ""))
+			screen = nothings.ReplaceAllString(jobPid.ReplaceAllString(screen, "$1 PID"), "")
+			keys := echoes.FindAllString(screen, -1)
+			screens = append(screens, echoes.ReplaceAllString(screen, "")+"keys pressed: "+strings.Join(keys, " "))
 		})
 		if !ok {
 			return
