@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -195,8 +196,9 @@ func TestTheExampleOfTheSettingsIsOne(t *testing.T) {
 	}
 }
 
-// The first command of the README, as printed, in a fresh clone.
-func TestTheFirstCommandOfTheREADMEIsEnough(t *testing.T) {
+// The first commands of the README, as printed, in a fresh clone; and, for root, in a fresh root: the system's programs, Go, and nothing that
+// was ever compiled or set.
+func TestTheFirstCommandsOfTheREADMEAreEnough(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("README.md")
 	if err != nil {
@@ -213,16 +215,71 @@ func TestTheFirstCommandOfTheREADMEIsEnough(t *testing.T) {
 	}
 	c := exec.Command("sh", "-c", string(found[1]))
 	c.Dir = clone
-	c.Env = append(slices.DeleteFunc(os.Environ(), func(entry string) bool { return strings.HasPrefix(entry, "UNDERLEASE_") }), "XDG_STATE_HOME="+dir)
+	where := "a fresh clone, with what was compiled before: a fresh root is root's to make"
 	if os.Geteuid() == 0 {
-		c.Env = append(c.Env, "UNDERLEASE_BACKEND=file://"+filepath.Join(dir, "state")) // not this host's
+		where = "a fresh clone in a fresh root"
+		c = inFreshRoot(t, filepath.Join(dir, "root"), clone, string(found[1]))
+	} else {
+		c.Env = append(slices.DeleteFunc(os.Environ(), func(entry string) bool { return strings.HasPrefix(entry, "UNDERLEASE_") }), "XDG_STATE_HOME="+dir)
 	}
+	var words bytes.Buffer // which modules are downloaded
+	c.Stderr = &words
 	from := time.Now()
-	out, err := c.CombinedOutput()
-	t.Logf("%s: %v", found[1], time.Since(from).Round(time.Millisecond))
+	out, err := c.Output()
+	t.Logf("%s, in %s: %v", found[1], where, time.Since(from).Round(time.Millisecond))
 	if err != nil || string(out) != "hello\n" {
-		t.Errorf("got %v and %q, want hello", err, out)
+		t.Errorf("got %v and %q, want hello\n%s", err, out, &words)
 	}
+}
+
+// inFreshRoot returns a line for the shell to run in a clone, in a root with the system's programs and libraries, Go and the modules as they
+// were downloaded; without caches, settings and state of anybody.
+func inFreshRoot(t *testing.T, root, clone, line string) *exec.Cmd {
+	t.Helper()
+	require(t, "unshare", program("unshare")())
+	env, err := exec.Command("go", "env", "GOROOT", "GOMODCACHE").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	goroot, modules, _ := strings.Cut(strings.TrimSpace(string(env)), "\n")
+	mount := "set -e\n"
+	bind := func(from, to string) {
+		to = filepath.Join(root, to)
+		if err := os.MkdirAll(to, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		mount += "mount --bind '" + from + "' '" + to + "'\n"
+	}
+	bind("/usr", "usr")
+	for _, name := range []string{"bin", "sbin", "lib", "lib64"} {
+		link, err := os.Readlink("/" + name)
+		switch {
+		case err == nil:
+			err = os.Symlink(link, filepath.Join(root, name))
+		case errors.Is(err, syscall.EINVAL): // no link
+			err = nil
+			bind("/"+name, name)
+		case errors.Is(err, os.ErrNotExist):
+			err = nil
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	bind(goroot, "go")
+	bind(filepath.Join(modules, "cache", "download"), "modules")
+	bind("/dev", "dev")
+	bind(clone, "clone")
+	for dir, mode := range map[string]os.FileMode{"proc": 0o555, "root": 0o700, "tmp": 0o700} {
+		if err := os.Mkdir(filepath.Join(root, dir), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mount += "mount -t proc proc '" + filepath.Join(root, "proc") + "'\n" +
+		`exec chroot "$1" env -i PATH=/go/bin:/usr/bin:/bin HOME=/root GOPROXY=file:///modules GOTOOLCHAIN=local sh -c "cd /clone && $2"`
+	c := exec.Command("unshare", "--mount", "--pid", "--fork", "sh", "-c", mount, "sh", root, line)
+	c.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+	return c
 }
 
 func workTree(t *testing.T) string {
