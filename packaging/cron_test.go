@@ -149,14 +149,19 @@ func TestTheLinesOfCron(t *testing.T) {
 		"cron.d/example-jobs": minutely(t, read(t, "cron/cron.d/example-jobs"), backend),
 		"cron.d/mails":        fmt.Sprintf(whatIsMailed, backend, nobody),
 		"crontabs/root":       minutely(t, read(t, "cron/crontab"), backend),
-		"bin/slow":            note("exec sleep 8"),
-		"bin/fail":            note("sleep 8; echo 'no space left on /srv' >&2; exit 3"),
-		"bin/endless":         note("exec sleep 600"),
-		"bin/queue-report":    note(""),
-		"bin/nightly-backup":  note(""),
-		"bin/reindex":         note("exec sleep 8"),
-		"bin/fetch-mail":      note(""),
-		"bin/photos":          note(""),
+		// Whoever comes second comes while they run, also where all lines of two hosts start slowly.
+		"bin/slow":           note("exec sleep 15"),
+		"bin/fail":           note("sleep 15; echo 'no space left on /srv' >&2; exit 3"),
+		"bin/endless":        note("exec sleep 600"),
+		"bin/queue-report":   note(""),
+		"bin/nightly-backup": note(""),
+		"bin/reindex":        note("exec sleep 15"),
+		"bin/fetch-mail":     note(""),
+		"bin/photos":         note(""),
+	}
+	// Both have to be up before one minute begins: the first one would have a minute of its own.
+	if left := time.Until(time.Now().Truncate(time.Minute).Add(time.Minute)); left < 15*time.Second {
+		time.Sleep(left + time.Second)
 	}
 	hosts := []*cronHost{startCron(t, "db1", files), startCron(t, "db2", files)}
 	runs := func() []string {

@@ -464,7 +464,7 @@ func TestTheTemplateUnderSystemd(t *testing.T) {
 		"bin/report": "#!/bin/sh\necho \"$UNDERLEASE_NAME\" > /var/lib/underlease/ran\n",
 		"bin/hang":   "#!/bin/sh\ntrap '' TERM\nwhile :; do sleep 0.05; done\n",
 		"etc/systemd/system/underlease@report.timer.d/now.conf":      "[Timer]\nOnCalendar=\nOnActiveSec=1ms\n",
-		"etc/systemd/system/underlease@limited.service.d/limit.conf": "[Service]\nRuntimeMaxSec=1s\n",
+		"etc/systemd/system/underlease@limited.service.d/limit.conf": "[Service]\nRuntimeMaxSec=5s\n",
 		"etc/default/underlease-hang":                                "UNDERLEASE_MAX_RUN=500ms\nUNDERLEASE_GRACE=500ms\n",
 		"etc/default/underlease-limited":                             "UNDERLEASE_DRAIN=500ms\n",
 		"bin/limited":                                                "#!/bin/sh\ntrap '' TERM\nwhile :; do sleep 0.05; done\n",

@@ -36,7 +36,7 @@ alive() {
 	state=$(sed 's/.*) //; s/ .*//' "/proc/$1/stat" 2>/dev/null) && [ -n "$state" ] && [ "$state" != Z ]
 }
 
-# fate SIGNAL WRAPPER...: what is left three seconds after the signal, which is longer than a stop takes and shorter than the minute.
+# fate SIGNAL WRAPPER...: what is left five seconds after the signal, which is longer than a stop takes, on a busy machine too, and shorter than the minute.
 fate() {
 	signal=$1
 	shift
@@ -47,7 +47,7 @@ fate() {
 	kill -"$signal" "$wrapper"
 	{ wait "$wrapper"; } 2>/dev/null
 	tries=0
-	while { alive "$command" || alive "$child"; } && [ "$tries" -lt 30 ]; do
+	while { alive "$command" || alive "$child"; } && [ "$tries" -lt 50 ]; do
 		tries=$((tries + 1))
 		sleep 0.1
 	done
