@@ -40,7 +40,7 @@ import (
 )
 
 // patience is how long a server may take to be ready or to end, on a machine that is busy with other things.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // pace is the time between two looks at something that has to happen.
 const pace = 5 * time.Millisecond
@@ -355,17 +355,29 @@ const (
 	lastPort  = 21000
 )
 
-// FreePort returns a port on loopback that nobody listens on, so that port + also is free too. Zero asks for the port alone.
+// FreePort returns a port on loopback that nobody listens on, so that port + also is free too. Zero asks for the port alone. It is the
+// test's until its end, also while no server is there yet, or none any more.
 func FreePort(t testing.TB, also int) int {
 	t.Helper()
 	for range 1000 {
 		port := firstPort + rand.IntN(lastPort-firstPort)
+		mark, err := reserve(port)
+		if err != nil {
+			continue // somebody else has it, perhaps in another process
+		}
 		if bindable(port) && (also == 0 || bindable(port+also)) {
+			t.Cleanup(func() { _ = mark.Close() })
 			return port
 		}
+		_ = mark.Close()
 	}
 	t.Fatal("no port is free")
 	return 0
+}
+
+// reserve keeps a port for one who has not bound it yet. The mark is in the network namespace, where the port is, and goes with its process.
+func reserve(port int) (net.Listener, error) {
+	return net.Listen("unix", fmt.Sprintf("@underlease-test-port-%d", port))
 }
 
 func bindable(port int) bool {
