@@ -18,7 +18,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // NeedConsul is the need of Consul servers, for [Require].
@@ -272,7 +271,7 @@ func (n *Consul) Do(method, path string, body []byte) []byte {
 }
 
 func (n *Consul) try(method, path string, body []byte) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
 	return n.send(ctx, method, path, body)
 }

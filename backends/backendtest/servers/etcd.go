@@ -203,7 +203,7 @@ func (c *EtcdCluster) Leader() (leader *Etcd, others []*Etcd) {
 // Requests returns how many requests the server has got, but for watches and those of the kit.
 func (n *Etcd) Requests() int {
 	n.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
 	got, err := n.send(ctx, http.MethodGet, "/metrics", nil)
 	if err != nil {
@@ -285,7 +285,7 @@ func (n *Etcd) Put(key, value string, keep bool) {
 // Source: etcd, the gRPC gateway: bytes are base64, numbers of 64 bits strings.
 func (n *Etcd) Post(path string, body map[string]any) []byte {
 	n.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
 	got, err := n.send(ctx, http.MethodPost, path, body)
 	if err != nil {

@@ -88,4 +88,4 @@ func (p *Process) killAll() {
 }
 
 // soon is how long a question of the kit itself may take.
-const soon = 5 * time.Second
+const soon = 15 * time.Second

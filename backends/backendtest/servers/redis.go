@@ -139,7 +139,7 @@ func (r *Redis) Do(args ...string) string {
 }
 
 func (r *Redis) try(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
 	return r.TryDo(ctx, args...)
 }
@@ -338,7 +338,7 @@ func StartCluster(t testing.TB, o RedisOptions) *Cluster {
 	c := &Cluster{}
 	for i := range 3 {
 		o.Port = FreePort(t, busOffset)
-		n := startRedis(t, program, o, []string{"cluster-enabled yes", "cluster-config-file nodes.conf", "cluster-node-timeout 2000"})
+		n := startRedis(t, program, o, []string{"cluster-enabled yes", "cluster-config-file nodes.conf", "cluster-node-timeout 5000"})
 		first, last := clusterSlots*i/3, clusterSlots*(i+1)/3
 		assign := []string{"CLUSTER", "ADDSLOTS"}
 		for slot := first; slot < last; slot++ {
