@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -32,8 +33,12 @@ type Harness struct {
 	TTL time.Duration
 	// Slack is how much later than promised an expiry or the end of a hold may be seen.
 	Slack time.Duration
-	// Wake is how soon a waiter has to be told, where the store can notify. Zero is 500 ms.
+	// Wake is how soon a waiter has to be told, where the store can notify. Zero is 2.5 s: more than a machine stands still for, and less
+	// than the 3 s after which a waiter that nobody tells looks by itself.
 	Wake time.Duration
+	// Ticks says that the server ends grants by a tick of its own, which comes late where the server stood still. A look there changes
+	// nothing.
+	Ticks bool
 	// Bubble runs each case inside a bubble of testing/synctest, where waiting takes no time.
 	Bubble bool
 	// Cannot names the cases that the store cannot pass, and why.
@@ -91,10 +96,15 @@ type env struct {
 	namespace string
 }
 
+// hiccup is for how long a busy machine may stand still, and a little more: what has to be kept meanwhile gets so much time, and what comes
+// late for that reason alone is no fault of the store.
+const hiccup = 3 * time.Second
+
 // client is a client with the words of the contract, cut short.
 type client struct {
 	e *env
 	*backends.Store
+	briefly []backends.Grant // what it acquired with the shortest ttl
 }
 
 func (e *env) client() *client {
@@ -104,16 +114,26 @@ func (e *env) client() *client {
 		e.Fatal("Open returned nothing")
 	}
 	e.Cleanup(func() { _ = s.Close() })
-	return &client{e, s}
+	return &client{e: e, Store: s}
 }
 
-// request is a request for one slot with the shortest ttl, or none where grants do not end by time.
+// request is a request for one slot, with a ttl that does not end within a case, or none where grants do not end by time.
 func (c *client) request(lease string) backends.Request {
 	r := backends.Request{
-		Namespace: c.e.namespace, Lease: lease, Holder: "somebody (pid 4711)", Handle: backends.NewHandle(), Slots: 1, TTL: c.e.h.TTL,
+		Namespace: c.e.namespace, Lease: lease, Holder: "somebody (pid 4711)", Handle: backends.NewHandle(), Slots: 1,
+		TTL: max(c.e.h.TTL, time.Minute),
 	}
 	if c.Endless {
 		r.TTL = 0
+	}
+	return r
+}
+
+// brief is a request with the shortest ttl, for what has to end by itself.
+func (c *client) brief(lease string) backends.Request {
+	r := c.request(lease)
+	if !c.Endless {
+		r.TTL = c.e.h.TTL
 	}
 	return r
 }
@@ -125,6 +145,9 @@ func (c *client) acquire(r backends.Request) backends.Grant {
 	if err != nil {
 		c.e.Fatalf("Acquire %q: got %v, want a grant", r.Lease, err)
 	}
+	if r.TTL == c.e.h.TTL {
+		c.briefly = append(c.briefly, g)
+	}
 	return g
 }
 
@@ -132,10 +155,14 @@ func (c *client) try(r backends.Request) (backends.Grant, error) {
 	return c.Acquire(c.e.Context(), r)
 }
 
-// eventually acquires as soon as the lease is free and ends the case when that takes longer than limit.
+// eventually acquires as soon as the lease is free and ends the case when that takes longer than limit: it is asked after it, and says busy.
 func (c *client) eventually(r backends.Request, limit time.Duration) backends.Grant {
 	c.e.Helper()
+	if c.e.h.Ticks {
+		limit += hiccup
+	}
 	for begun := time.Now(); ; {
+		asked := time.Since(begun)
 		g, err := c.try(r)
 		if err == nil {
 			return g
@@ -143,7 +170,7 @@ func (c *client) eventually(r backends.Request, limit time.Duration) backends.Gr
 		if !errors.Is(err, backends.ErrBusy) {
 			c.e.Fatalf("Acquire %q: got %v, want a grant or busy", r.Lease, err)
 		}
-		if time.Since(begun) > limit {
+		if asked > limit {
 			c.e.Fatalf("Acquire %q: still %v after %v, want a grant", r.Lease, err, limit)
 		}
 		time.Sleep(20 * time.Millisecond) // the pace of the polling; the wait is for the store
@@ -222,7 +249,7 @@ func (c *client) slot(lease string, number int) backends.SlotState {
 	return backends.SlotState{}
 }
 
-// expire lets the grants of a client end by themselves: their time runs out or, where that does not end them, the
+// expire lets the brief grants of a client end by themselves: their time runs out or, where that does not end them, the
 // client is closed as the end of its process would.
 func (e *env) expire(c *client) {
 	e.Helper()
@@ -233,12 +260,22 @@ func (e *env) expire(c *client) {
 		return
 	}
 	time.Sleep(e.h.TTL + e.h.Slack) // the store counts by its own clock, and nothing tells when it has
+	if !e.h.Ticks {
+		return
+	}
+	for _, g := range c.briefly {
+		if !until(hiccup, func() bool {
+			return !slices.ContainsFunc(c.inspect(g.Lease).Slots, func(s backends.SlotState) bool { return s.Held && s.Slot == g.Slot && s.Term == g.Term })
+		}) {
+			e.Errorf("%q with the ttl %v: still held %v later", g.Lease, e.h.TTL, e.h.TTL+e.h.Slack+hiccup)
+		}
+	}
 }
 
 // wake is how soon a notification has to arrive.
 func (e *env) wake() time.Duration {
 	if e.h.Wake == 0 {
-		return 500 * time.Millisecond
+		return 2500 * time.Millisecond
 	}
 	return e.h.Wake
 }

@@ -52,6 +52,7 @@ func conforms(t *testing.T, raw, root string, n *servers.Consul) {
 		},
 		TTL:   ttl,
 		Slack: slack,
+		Ticks: true,
 	})
 }
 
@@ -76,7 +77,7 @@ func TestConformanceOnThreeServers(t *testing.T) {
 
 func TestHostsWithClocksAnHourApart(t *testing.T) { // C63
 	c := servers.StartConsul(t, 1, servers.ConsulOptions{})
-	backendtest.Clocks(t, backendtest.Harness{TTL: ttl, Slack: slack}, func(now func() time.Time) *backends.Store {
+	backendtest.Clocks(t, backendtest.Harness{TTL: ttl, Slack: slack, Ticks: true}, func(now func() time.Time) *backends.Store {
 		u, err := backends.ParseURL("consul://" + c.Nodes[0].Addr() + short)
 		if err != nil {
 			t.Fatal(err)

@@ -52,6 +52,7 @@ func conforms(t *testing.T, raw, root string, c *servers.EtcdCluster) {
 		},
 		TTL:   ttl,
 		Slack: slack,
+		Ticks: true,
 	})
 }
 
@@ -106,7 +107,7 @@ func TestConformanceEncrypted(t *testing.T) {
 
 func TestHostsWithClocksAnHourApart(t *testing.T) { // C63
 	c := servers.StartEtcd(t, 1, servers.EtcdOptions{})
-	backendtest.Clocks(t, backendtest.Harness{TTL: ttl, Slack: slack}, func(now func() time.Time) *backends.Store {
+	backendtest.Clocks(t, backendtest.Harness{TTL: ttl, Slack: slack, Ticks: true}, func(now func() time.Time) *backends.Store {
 		u, err := backends.ParseURL("etcd://" + c.Nodes[0].Addr())
 		if err != nil {
 			t.Fatal(err)
