@@ -158,7 +158,11 @@ func (p *Proxy) CutEvery(d time.Duration) {
 		for {
 			select {
 			case <-tick.C:
-				p.cut()
+				p.mu.Lock()
+				if p.stop == stop { // a tick of before Heal may be seen after it
+					p.reset()
+				}
+				p.mu.Unlock()
 			case <-stop:
 				return
 			}
@@ -192,6 +196,18 @@ func (p *Proxy) Trips() int {
 	n := p.trips
 	p.trips = 0
 	return n
+}
+
+// Idle reports whether no connection waits for an answer of the server.
+func (p *Proxy) Idle() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		if c.waits {
+			return false
+		}
+	}
+	return true
 }
 
 // Made returns how many connections were made since the last call.
@@ -242,6 +258,11 @@ func (c *conn) reset() {
 func (p *Proxy) cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.reset()
+}
+
+// reset is cut for who has the mutex.
+func (p *Proxy) reset() {
 	for c := range p.conns {
 		c.reset()
 		p.cuts++

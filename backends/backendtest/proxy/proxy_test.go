@@ -108,6 +108,29 @@ func (l *line) silent(t *testing.T) {
 	}
 }
 
+// late wants an answer, and not before a delay has passed since the line was about to be said: whoever looks late sees no silence.
+func (l *line) late(t *testing.T, said time.Time, delay time.Duration, want string) {
+	t.Helper()
+	l.want(t, want)
+	if took := time.Since(said); took < delay {
+		t.Errorf("answer after %v, want it not before %v", took, delay)
+	}
+}
+
+// refused dials and wants a reset connection: it may come before the dialer has seen that it is connected.
+func refused(t *testing.T, p *Proxy) {
+	t.Helper()
+	c, err := net.Dial("tcp4", p.Addr())
+	if errors.Is(err, syscall.ECONNRESET) {
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	(&line{c, bufio.NewReader(c)}).reset(t)
+}
+
 func (l *line) reset(t *testing.T) {
 	t.Helper()
 	if got, err := l.hear(10 * time.Second); !errors.Is(err, syscall.ECONNRESET) {
@@ -135,12 +158,14 @@ func TestWithoutAFaultEverythingPasses(t *testing.T) {
 		t.Errorf("cuts: got %d, want 1", p.Cuts())
 	}
 	l.reset(t)
-	dial(t, p).reset(t) // nobody is there
+	refused(t, p) // nobody is there
 }
 
 func TestAFaultHappensToItsRequestsAlone(t *testing.T) {
 	e := newEcho(t)
 	p := New(t, e.Addr().String())
+	const delay = 300 * time.Millisecond
+	var said time.Time
 	for i, c := range []struct {
 		kind   Kind
 		server bool // sees it
@@ -149,15 +174,16 @@ func TestAFaultHappensToItsRequestsAlone(t *testing.T) {
 		{ResetBefore, false, func(l *line) { l.reset(t) }},
 		{ResetAfter, true, func(l *line) { l.reset(t) }},
 		{Lose, true, func(l *line) { l.silent(t) }},
-		{Late, true, func(l *line) { l.silent(t); l.want(t, "hit") }},
+		{Late, true, func(l *line) { l.late(t, said, delay, "hit") }},
 	} {
 		e.mu.Lock()
 		e.lines = nil
 		e.mu.Unlock()
-		p.Inject(Fault{Kind: c.kind, Match: "hit", Delay: 300 * time.Millisecond})
+		p.Inject(Fault{Kind: c.kind, Match: "hit", Delay: delay})
 		l := dial(t, p)
 		l.say(t, "other")
 		l.want(t, "other")
+		said = time.Now()
 		l.say(t, "hit")
 		c.check(l)
 		if c.server {
@@ -201,15 +227,16 @@ func TestConnectionsAreCutAgainAndAgain(t *testing.T) {
 	p := New(t, e.Addr().String())
 	p.CutEvery(20 * time.Millisecond)
 	for range 3 {
-		dial(t, p).reset(t)
+		refused(t, p)
 	}
 	if p.Cuts() < 3 {
 		t.Errorf("cuts: got %d, want at least 3", p.Cuts())
 	}
 	p.Heal()
 	l := dial(t, p)
-	p.Delay(150 * time.Millisecond)
+	const delay = 150 * time.Millisecond
+	p.Delay(delay)
+	said := time.Now()
 	l.say(t, "a")
-	l.silent(t)
-	l.want(t, "a")
+	l.late(t, said, delay, "a")
 }
