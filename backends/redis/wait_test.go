@@ -57,7 +57,8 @@ func TestAWaiterThatEntersAgainHasItsPlace(t *testing.T) {
 	var want []string
 	enter := func(s *backends.Store, req backends.Request) {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		// Long enough to enter on a busy machine, and too short to confirm the place.
+		ctx, cancel := context.WithTimeout(t.Context(), ticketAgain-500*time.Millisecond)
 		defer cancel()
 		if err := s.Backend.(backends.Waiter).WaitFree(ctx, req); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("WaitFree: got %v, want the end of its time", err)
@@ -130,7 +131,7 @@ func TestWaitersAreServedInOrderAndOneAtATime(t *testing.T) {
 		if !slices.IsSorted(served) || len(served) != many {
 			t.Errorf("%d waiters: served in the order %v, want that in which they came", many, served)
 		}
-		if limit := time.Second * time.Duration(many) / 8; took > limit {
+		if limit := 3*time.Second + time.Second*time.Duration(many)/8; took > limit {
 			t.Errorf("%d waiters: served in %v, want at most %v", many, took, limit)
 		}
 		t.Logf("%d waiters: %v, %.2f ms and %.1f commands each", many, took, took.Seconds()*1000/float64(many), cost[many])
@@ -138,7 +139,7 @@ func TestWaitersAreServedInOrderAndOneAtATime(t *testing.T) {
 			t.Errorf("%d waiters: %d left in the queue, want none", many, len(q))
 		}
 	}
-	if cost[60] > cost[8]*1.5 {
+	if cost[60] > cost[8]*2 { // who waits confirms his place now and then, and the more often the slower the machine is
 		t.Errorf("commands for a handover: got %.1f with 60 waiters and %.1f with 8, want no more", cost[60], cost[8])
 	}
 }
@@ -192,7 +193,7 @@ func TestAWaiterThatIsGoneIsPassedOver(t *testing.T) {
 			t.Errorf("WaitFree: got %v, want nil", err)
 		}
 		t.Logf("woken after %v", time.Since(begun))
-	case <-time.After(500 * time.Millisecond):
+	case <-time.After(ticketAgain - 500*time.Millisecond): // then he looks by himself
 		t.Error("the last waiter was not woken: those before it are gone")
 	}
 }
@@ -228,7 +229,7 @@ func TestARaisedNumberOfSlotsWakesWhoMayTakeThem(t *testing.T) {
 		if err != nil {
 			t.Errorf("WaitFree for two slots: got %v, want nil", err)
 		}
-	case <-time.After(5 * time.Second):
+	case <-time.After(10 * time.Second):
 		t.Error("the waiter for two slots was not woken")
 	}
 	select {
@@ -255,7 +256,7 @@ func TestAWakeBetweenTwoCallsIsNotMissed(t *testing.T) {
 		t.Fatal(err)
 	}
 	begun := time.Now()
-	if err := s.Backend.(backends.Waiter).WaitFree(t.Context(), req); err != nil || time.Since(begun) > time.Second {
+	if err := s.Backend.(backends.Waiter).WaitFree(t.Context(), req); err != nil || time.Since(begun) > 5*time.Second {
 		t.Errorf("WaitFree after the release: got %v after %v, want nil at once", err, time.Since(begun))
 	}
 }
@@ -265,7 +266,7 @@ func TestAClockThatWasSetBackDelaysByOneTTLAtMost(t *testing.T) {
 	r := servers.StartRedis(t, servers.RedisOptions{})
 	s := opened(t, "redis://"+r.Addr())
 	req := request("l")
-	req.TTL, req.Hold = 300*time.Millisecond, 400*time.Millisecond
+	req.TTL, req.Hold = 300*time.Millisecond, 3*time.Second // a hold that has not ended when it is looked at
 	g := granted(t, s, req)
 	key := keyOf("", "l")
 	ahead := func() {
@@ -275,18 +276,19 @@ redis.call('HSET', KEYS[1], 's0', cjson.encode(s), 't', redis.call('HGET', KEYS[
 	}
 	_ = g
 	ahead()
-	_, err := acquire(t, s, request("l"))
+	_, err := heard(t, s, request("l"))
 	busy, ok := errors.AsType[*backends.BusyError](err)
 	if !ok || busy.Left > req.Hold {
 		t.Fatalf("Acquire: got %v with %v left, want busy for at most %v", err, busy.Left, req.Hold)
 	}
 	begun := time.Now()
 	var next backends.Grant
-	servers.Within(t, 5*time.Second, "the lease is free", func() error {
-		next, err = acquire(t, s, request("l"))
+	again := request("l") // of all attempts: one whose answer came too late may have it
+	servers.Within(t, 20*time.Second, "the lease is free", func() error {
+		next, err = acquire(t, s, again)
 		return err
 	})
-	if took := time.Since(begun); took > req.Hold+500*time.Millisecond {
+	if took := time.Since(begun); took > req.Hold+late {
 		t.Errorf("free after %v, want at most the hold of %v", took, req.Hold)
 	}
 	if want := g.Term + 3600000; next.Term <= want {
