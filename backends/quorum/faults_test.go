@@ -108,6 +108,25 @@ func tries[T any](t *testing.T, limit time.Duration, f func(context.Context) (T,
 	return got, err
 }
 
+// calm is the limit of a call that is answered: a machine, or its disk, that stands still for a moment is no fault of the store.
+const calm = 10 * time.Second
+
+// armed is the limit of a call whose answer is lost: before its end the server must have had its requests.
+const armed = 4 * time.Second
+
+// answered acquires where an answer has to come, whatever it says.
+func answered(t *testing.T, s *backends.Store, r backends.Request) (backends.Grant, error) {
+	t.Helper()
+	return tries(t, calm, func(ctx context.Context) (backends.Grant, error) { return s.Acquire(ctx, r) })
+}
+
+// renewed is renew where an answer has to come, whatever it says.
+func renewed(t *testing.T, s *backends.Store, g backends.Grant) error {
+	t.Helper()
+	_, err := tries(t, calm, func(ctx context.Context) (backends.Grant, error) { return s.Renew(ctx, g) })
+	return err
+}
+
 func acquire(t *testing.T, s *backends.Store, r backends.Request) (backends.Grant, error) {
 	t.Helper()
 	return tries(t, time.Second, func(ctx context.Context) (backends.Grant, error) { return s.Acquire(ctx, r) })
@@ -115,7 +134,7 @@ func acquire(t *testing.T, s *backends.Store, r backends.Request) (backends.Gran
 
 func granted(t *testing.T, s *backends.Store, r backends.Request) backends.Grant {
 	t.Helper()
-	g, err := acquire(t, s, r)
+	g, err := answered(t, s, r)
 	if err != nil {
 		t.Fatalf("Acquire: got %v, want a grant", err)
 	}
@@ -130,7 +149,12 @@ func renew(t *testing.T, s *backends.Store, g backends.Grant) error {
 
 func release(t *testing.T, s *backends.Store, g backends.Grant) error {
 	t.Helper()
-	_, err := tries(t, time.Second, func(ctx context.Context) (struct{}, error) {
+	return releases(t, time.Second, s, g)
+}
+
+func releases(t *testing.T, limit time.Duration, s *backends.Store, g backends.Grant) error {
+	t.Helper()
+	_, err := tries(t, limit, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, s.Release(ctx, g, backends.End{Outcome: "ok"})
 	})
 	return err
@@ -146,7 +170,8 @@ func TestALostAnswerIsSettledByTheHandle(t *testing.T) {
 			req := request(lease)
 
 			p.Inject(proxy.Fault{Kind: kind, Match: st.acquires})
-			if _, err := acquire(t, s, req); !errors.Is(err, backends.ErrUnavailable) {
+			losing := func(ctx context.Context) (backends.Grant, error) { return s.Acquire(ctx, req) }
+			if _, err := tries(t, armed, losing); !errors.Is(err, backends.ErrUnavailable) {
 				t.Fatalf("fault %d: Acquire: got %v, want unavailable", kind, err)
 			}
 			state, err := other.Inspect(t.Context(), "", lease)
@@ -163,19 +188,22 @@ func TestALostAnswerIsSettledByTheHandle(t *testing.T) {
 			if len(state.Slots) == 1 && state.Slots[0].Held && g.Term != state.Slots[0].Term {
 				t.Errorf("fault %d: term: got %d, want the one of the attempt whose answer was lost, %d", kind, g.Term, state.Slots[0].Term)
 			}
-			again := func(what string, f func() error) {
+			again := func(what string, f, next func() error) {
 				t.Helper()
 				p.Inject(proxy.Fault{Kind: kind})
 				// A client may ask again by itself what only reads.
 				if err := f(); err != nil && !errors.Is(err, backends.ErrUnavailable) || err == nil && what != "Renew" {
 					t.Errorf("fault %d: %s: got %v, want unavailable", kind, what, err)
 				}
-				if err := f(); err != nil {
+				if err := next(); err != nil {
 					t.Errorf("fault %d: the next %s: got %v, want nil", kind, what, err)
 				}
 			}
-			again("Renew", func() error { return renew(t, s, g) })
-			again("Release", func() error { return release(t, s, g) })
+			again("Renew", func() error {
+				_, err := tries(t, armed, func(ctx context.Context) (backends.Grant, error) { return s.Renew(ctx, g) })
+				return err
+			}, func() error { return renewed(t, s, g) })
+			again("Release", func() error { return releases(t, armed, s, g) }, func() error { return releases(t, calm, s, g) })
 			state, err = other.Inspect(t.Context(), "", lease)
 			if err != nil || len(state.History) != 1 || state.History[0].End.Outcome != "ok" {
 				t.Errorf("fault %d: history: got %+v, %v, want one end", kind, state.History, err)
@@ -187,7 +215,7 @@ func TestALostAnswerIsSettledByTheHandle(t *testing.T) {
 			// An answer that never came, and nobody who tries again: the handle gives it back.
 			req = request(lease)
 			p.Inject(proxy.Fault{Kind: kind, Match: st.acquires})
-			if _, err := acquire(t, s, req); err == nil {
+			if _, err := tries(t, armed, losing); err == nil {
 				t.Errorf("fault %d: Acquire: got a grant", kind)
 			}
 			if err := s.Release(t.Context(), backends.Grant{Lease: lease, Handle: req.Handle}, backends.End{}); err != nil {
@@ -207,7 +235,7 @@ func TestABlackHoleCostsEachCallItsLimitAndNoMore(t *testing.T) {
 		heals := func(when string) {
 			t.Helper()
 			begun := time.Now()
-			servers.Within(t, 3*time.Second, "a renewal after "+when, func() error { return renew(t, s, g) })
+			servers.Within(t, 15*time.Second, "a renewal after "+when, func() error { return renew(t, s, g) })
 			t.Logf("after %s: renewed %v later", when, time.Since(begun))
 		}
 		for _, d := range []proxy.Direction{proxy.Requests, proxy.Answers, proxy.Requests | proxy.Answers} {
@@ -260,25 +288,27 @@ func TestHowOftenTheServerIsAsked(t *testing.T) {
 		g := granted(t, s, request("l"))
 		costs("Acquire: a session, a look, and a transaction", takes...)
 		for range 3 {
-			if err := renew(t, s, g); err != nil {
+			if err := renewed(t, s, g); err != nil {
 				t.Errorf("Renew: got %v, want the grant", err)
 			}
 			costs("Renew: the session and a look", 2)
 		}
-		if err := release(t, s, g); err != nil {
+		if err := releases(t, calm, s, g); err != nil {
 			t.Errorf("Release: got %v, want nil", err)
 		}
 		costs("Release: a transaction", 1)
 		granted(t, s, request("l"))
 		costs("Acquire once more", takes...)
-		_, err := acquire(t, s, request("l"))
+		_, err := answered(t, s, request("l"))
 		if !errors.Is(err, backends.ErrBusy) {
 			t.Errorf("Acquire: got %v, want busy", err)
 		}
-		switch p.Made() {
-		case 1: // HTTP/2
+		if strings.HasPrefix(s.Scheme, "etcd") { // HTTP/2
+			if got := p.Made(); got != 1 {
+				t.Errorf("%d connections, want 1", got)
+			}
 			costs("busy: a session, two looks, and what is left", 4)
-		default:
+		} else {
 			costs("busy: a look", 1)
 		}
 	})
@@ -294,15 +324,16 @@ func TestTermsGrowOverALostStore(t *testing.T) {
 				for i, lose := range []func(){func() {}, func() { st.delete("ul/") }, st.lose} {
 					lose()
 					if last.Term != 0 {
-						servers.Within(t, 20*time.Second, "the holder is told", func() error {
+						servers.Within(t, 40*time.Second, "the holder is told", func() error {
 							if err := renew(t, s, last); !errors.Is(err, backends.ErrLost) {
 								return fmt.Errorf("Renew: got %w, want lost", err)
 							}
 							return nil
 						})
 					}
-					servers.Within(t, 20*time.Second, "a grant", func() error {
-						g, err := acquire(t, s, request("l"))
+					req := request("l") // of all attempts: one whose answer came too late may have it
+					servers.Within(t, 40*time.Second, "a grant", func() error {
+						g, err := acquire(t, s, req)
 						if err == nil && g.Term <= last.Term {
 							t.Errorf("loss %d: term: got %d, want more than %d", i, g.Term, last.Term)
 						}
@@ -329,6 +360,7 @@ func TestALeaderThatIsGoneCostsNoLease(t *testing.T) {
 				long := request("long")
 				long.TTL = time.Minute
 				kept := granted(t, s, long)
+				asked := time.Now()
 				dead := granted(t, s, req)
 				leader, _ := st.leader()
 				begun := time.Now()
@@ -337,10 +369,10 @@ func TestALeaderThatIsGoneCostsNoLease(t *testing.T) {
 				} else {
 					leader.Kill()
 				}
-				servers.Within(t, 20*time.Second, "a renewal at another leader", func() error { return renew(t, s, kept) })
+				servers.Within(t, 40*time.Second, "a renewal at another leader", func() error { return renew(t, s, kept) })
 				t.Logf("renewed %v after the leader was gone", time.Since(begun))
 				// A client that knows of nothing begins with the first member, which may be the one that is gone.
-				servers.Within(t, 20*time.Second, "a lease that is kept is busy", func() error {
+				servers.Within(t, 40*time.Second, "a lease that is kept is busy", func() error {
 					_, err := acquire(t, other, request("long"))
 					switch {
 					case errors.Is(err, backends.ErrBusy):
@@ -351,16 +383,17 @@ func TestALeaderThatIsGoneCostsNoLease(t *testing.T) {
 					return err
 				})
 				var next backends.Grant
+				after := request("l") // of all attempts
 				servers.Within(t, st.ends(req.TTL), "the lease of a dead holder is free", func() (err error) {
-					next, err = acquire(t, other, request("l"))
+					next, err = acquire(t, other, after)
 					return err
 				})
-				took := time.Since(begun)
+				took := time.Since(asked)
 				t.Logf("the lease of a dead holder was free after %v (ttl %v)", took, req.TTL)
 				if took < req.TTL-50*time.Millisecond || next.Term <= dead.Term {
 					t.Errorf("next grant: got term %d after %v, want more than %d and not before the ttl", next.Term, took, dead.Term)
 				}
-				if err := renew(t, s, dead); !errors.Is(err, backends.ErrLost) {
+				if err := renewed(t, s, dead); !errors.Is(err, backends.ErrLost) {
 					t.Errorf("Renew of the dead holder: got %v, want lost", err)
 				}
 				// The old leader comes back, and knows no better.
@@ -391,24 +424,24 @@ func TestAWaiterOutlivesARestart(t *testing.T) {
 		holder, s := st.client(st.all), st.client(st.all)
 		g := granted(t, holder, request("l"))
 		req := request("l")
-		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
 		done := make(chan error, 1)
 		go func() { done <- s.Backend.(backends.Waiter).WaitFree(ctx, req) }()
 		leader, _ := st.leader()
 		leader.Kill()
 		leader.Launch()
-		servers.Within(t, 20*time.Second, "a release", func() error { return release(t, holder, g) })
-		// What the waiter hears may be an error: he asks then.
-		servers.Within(t, 10*time.Second, "a grant", func() error {
-			_, err := acquire(t, s, req)
-			return err
-		})
+		servers.Within(t, 40*time.Second, "a release", func() error { return release(t, holder, g) })
 		select {
 		case <-done:
 		case <-time.After(15 * time.Second):
 			t.Error("WaitFree: not back 15s after the lease was free")
 		}
+		// What the waiter hears may be an error: he asks then. Not before: a waiter who looks just then would find his own grant.
+		servers.Within(t, 20*time.Second, "a grant", func() error {
+			_, err := acquire(t, s, req)
+			return err
+		})
 	})
 }
 
@@ -441,7 +474,7 @@ func TestWhatIsNotOursIsNotTouched(t *testing.T) {
 			"largest": {"doc", `{"f":1,"ns":"","n":"largest","t":9007199254740991}`, "doc is damaged", "rename or delete"},
 		} {
 			put("ul/lease/_/"+name+"/"+c.key, c.value)
-			_, err := acquire(t, s, request(name))
+			_, err := answered(t, s, request(name))
 			if !errors.Is(err, backends.ErrBroken) || !strings.Contains(err.Error(), c.text) || !strings.Contains(backends.Hint(err), c.hint) {
 				t.Errorf("%s: %s: Acquire: got %v with the hint %q, want broken with %q and %q", url, name, err, backends.Hint(err), c.text, c.hint)
 			}
@@ -486,7 +519,7 @@ func TestALeaseThatNobodyUsesIsForgotten(t *testing.T) {
 		if next := granted(t, s, request("old")); int64(next.Term) < now {
 			t.Errorf("term after it: got %d, want at least the clock", next.Term)
 		}
-		if err := renew(t, s, g); err != nil {
+		if err := renewed(t, s, g); err != nil {
 			t.Errorf("Renew: got %v, want the grant", err)
 		}
 	})
@@ -541,15 +574,16 @@ func TestAReleaseAfterALossSparesWhoeverCameAfterIt(t *testing.T) {
 		last := granted(t, before, request("l"))
 		st.lose()
 		var next backends.Grant
-		servers.Within(t, 20*time.Second, "a grant after the loss", func() (err error) {
-			next, err = acquire(t, after, request("l"))
+		req := request("l") // of all attempts: one whose answer came too late may have it
+		servers.Within(t, 40*time.Second, "a grant after the loss", func() (err error) {
+			next, err = acquire(t, after, req)
 			return err
 		})
-		servers.Within(t, 10*time.Second, "the release of a lease that was lost", func() error { return release(t, before, last) })
-		if err := renew(t, after, next); err != nil {
+		servers.Within(t, 20*time.Second, "the release of a lease that was lost", func() error { return release(t, before, last) })
+		if err := renewed(t, after, next); err != nil {
 			t.Errorf("Renew of the later holder: got %v, want the grant", err)
 		}
-		if g, err := acquire(t, before, request("l")); !errors.Is(err, backends.ErrBusy) {
+		if g, err := answered(t, before, request("l")); !errors.Is(err, backends.ErrBusy) {
 			t.Errorf("Acquire beside the later holder: got the term %d, %v, want busy", g.Term, err)
 		}
 		state, err := after.Inspect(t.Context(), "", "l")
