@@ -27,7 +27,12 @@ import (
 
 func acquire(t *testing.T, s *backends.Store, lease string, ttl time.Duration) (backends.Grant, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	return acquireIn(t, 10*time.Second, s, lease, ttl)
+}
+
+func acquireIn(t *testing.T, limit time.Duration, s *backends.Store, lease string, ttl time.Duration) (backends.Grant, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	return s.Acquire(ctx, backends.Request{Lease: lease, Holder: "somebody", Handle: backends.NewHandle(), Slots: 1, TTL: ttl})
 }
@@ -101,8 +106,8 @@ func TestEachTroubleHasItsOwnWords(t *testing.T) {
 		s := opened(t, c.url)
 		var err error
 		var config *backends.ConfigError
-		servers.Within(t, 20*time.Second, name, func() error { // a server needs a moment to miss its leader
-			_, err = acquire(t, s, "trouble", 20*time.Second)
+		servers.Within(t, 40*time.Second, name, func() error { // a server needs a moment to miss its leader
+			_, err = acquireIn(t, 2*time.Second, s, "trouble", 20*time.Second)
 			if c.kind != nil && !errors.Is(err, c.kind) || c.kind == nil && !errors.As(err, &config) || !strings.Contains(fmt.Sprint(err), c.text) {
 				return fmt.Errorf("got %w, want %w with %q", err, c.kind, c.text)
 			}
@@ -369,7 +374,7 @@ func TestWhatAProxySaysIsNotWhatConsulSays(t *testing.T) {
 	} {
 		instead.Store(&answer)
 		limit := func() context.Context {
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			t.Cleanup(cancel)
 			return ctx
 		}

@@ -23,7 +23,12 @@ import (
 
 func acquire(t *testing.T, s *backends.Store, lease string) (backends.Grant, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	return acquireIn(t, 10*time.Second, s, lease)
+}
+
+func acquireIn(t *testing.T, limit time.Duration, s *backends.Store, lease string) (backends.Grant, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	return s.Acquire(ctx, backends.Request{Lease: lease, Holder: "somebody", Handle: backends.NewHandle(), Slots: 1, TTL: time.Minute})
 }
@@ -74,8 +79,8 @@ func TestEachTroubleHasItsOwnWords(t *testing.T) {
 	} {
 		s := opened(t, c.url)
 		var err error
-		servers.Within(t, 20*time.Second, name, func() error { // a member needs a moment to miss its leader, and a database to be full
-			_, err = acquire(t, s, "trouble")
+		servers.Within(t, 40*time.Second, name, func() error { // a member needs a moment to miss its leader, and a database to be full
+			_, err = acquireIn(t, 2*time.Second, s, "trouble")
 			if name == "full" {
 				_, _ = s.Records().Put(t.Context(), "", "x", backends.Put{Key: "k", Value: make([]byte, backends.MaxRecord), Version: backends.AnyVersion}, nil)
 			}

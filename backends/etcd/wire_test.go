@@ -36,7 +36,7 @@ func TestATokenThatTheServerHasForgottenIsRenewed(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Restart()
-	servers.Within(t, 10*time.Second, "a renewal", func() error {
+	servers.Within(t, 30*time.Second, "a renewal", func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := s.Renew(ctx, g)
@@ -69,7 +69,7 @@ func TestOneMemberThatAnswersIsEnough(t *testing.T) {
 			s := opened(t, "etcd://"+others+","+c.Nodes[0].Addr())
 			var got error
 			for range 1 + strings.Count(others, silent.Addr().String()) {
-				ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+				ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
 				if _, got = s.List(ctx, ""); got == nil {
 					cancel()
 					break
@@ -284,7 +284,7 @@ func TestAnEndpointThatAnswersWronglyIsLeft(t *testing.T) {
 			d.wire.mu.Unlock()
 			asked.Store(0)
 			for range 3 {
-				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				err := f(ctx)
 				cancel()
 				if err == nil {
@@ -357,7 +357,7 @@ func TestAConnectionThatTheServerGivesUpIsMadeAnew(t *testing.T) {
 	go func() { ended <- d.Await(ctx, "ul/", 1) }()
 	<-watching
 	for i := range 5 {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		if _, err := d.Read(ctx, "ul/"); err != nil {
 			t.Errorf("Read %d: got %v, want an answer", i, err)
 		}
