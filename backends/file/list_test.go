@@ -170,7 +170,7 @@ func TestAProcessThatHangsInOneLeaseDoesNotHideTheOthers(t *testing.T) {
 	defer d.leave()
 	begin := time.Now()
 	w := walk(t, openAt(t, c.dir), "")
-	if took := time.Since(begin); took < longestLook || took > longestLook+2*time.Second {
+	if took := time.Since(begin); took < longestLook || took > longestLook+5*time.Second {
 		t.Errorf("it took %v, want %v and little more", took, longestLook)
 	}
 	if got := w.names(); !slices.Equal(got, []string{"a", "c"}) {

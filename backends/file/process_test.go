@@ -108,14 +108,14 @@ func TestAKilledHolderFreesAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatalf("Acquire after the kill: got %v, want a grant", err)
 	}
-	if took := time.Since(killed); took > 2*time.Second {
+	if took := time.Since(killed); took > 5*time.Second { // on a busy machine
 		t.Errorf("takeover took %v, want it at once", took)
 	}
 	if g.Previous.Outcome != backends.OutcomeUnknown {
 		t.Errorf("previous end: got %q, want unknown", g.Previous.Outcome)
 	}
 
-	const length = 600 * time.Millisecond
+	const length = 4 * time.Second // so that it is looked at before its end
 	begun := time.Now()
 	holder = start(t, "hold", dir, "kept", length.String())
 	holder.line(t)
@@ -234,7 +234,7 @@ func TestAHolderSeesWhatIsTakenAway(t *testing.T) {
 				if err != nil {
 					t.Errorf("WaitChange: got %v, want nil", err)
 				}
-			case <-time.After(5 * time.Second):
+			case <-time.After(20 * time.Second):
 				t.Error("WaitChange did not notice it")
 			}
 			for range 2 {
@@ -325,14 +325,14 @@ func TestALockedRecordIsWaitedForAndThenNamesTheProcess(t *testing.T) {
 	if busy, err := lock(fd, path); busy || err != nil {
 		t.Fatalf("lock: got %v, %v", busy, err)
 	}
+	begun := time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	begun := time.Now()
 	_, err = c.Acquire(ctx, backends.Request{Lease: "l", Handle: "h", Slots: 1})
 	if pid := "process " + strconv.Itoa(os.Getpid()); !errors.Is(err, backends.ErrUnavailable) || !strings.Contains(err.Error(), pid) || !strings.Contains(err.Error(), path) {
 		t.Errorf("Acquire: got %v, want ErrUnavailable that names %s and %s", err, path, pid)
 	}
-	if took := time.Since(begun); took < 200*time.Millisecond || took > 2*time.Second {
+	if took := time.Since(begun); took < 200*time.Millisecond || took > 5*time.Second {
 		t.Errorf("Acquire took %v, want the 200ms of its context", took)
 	}
 	done := make(chan error, 1)

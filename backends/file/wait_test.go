@@ -49,7 +49,7 @@ func TestALookWakesNobody(t *testing.T) {
 		t.Error("a look at a held slot woke a waiter")
 	}
 	release(t, c, g)
-	if !w.wait(t.Context(), 5*time.Second, nil) {
+	if !w.wait(t.Context(), 20*time.Second, nil) {
 		t.Error("the release woke no waiter")
 	}
 }
@@ -68,7 +68,7 @@ func TestAWaiterSurvivesThatItsFilesAreMadeAnew(t *testing.T) {
 		if err != nil {
 			t.Errorf("WaitFree after the deletion: got %v, want nil", err)
 		}
-	case <-time.After(5 * time.Second):
+	case <-time.After(20 * time.Second):
 		t.Fatal("WaitFree did not notice the deletion")
 	}
 	release(t, c, g)
@@ -81,7 +81,7 @@ func TestAWaiterSurvivesThatItsFilesAreMadeAnew(t *testing.T) {
 		if err != nil {
 			t.Errorf("WaitFree after the release: got %v, want nil", err)
 		}
-	case <-time.After(5 * time.Second):
+	case <-time.After(20 * time.Second):
 		t.Fatal("WaitFree did not notice the release")
 	}
 	if err := other.WaitFree(t.Context(), request("never-used")); err != nil {
@@ -138,7 +138,7 @@ func TestWithoutNotificationsWaitersPoll(t *testing.T) {
 		if err != nil {
 			t.Errorf("WaitFree: got %v, want nil", err)
 		}
-	case <-time.After(5 * time.Second):
+	case <-time.After(20 * time.Second):
 		t.Fatal("WaitFree did not notice the release within its poll")
 	}
 	g = acquire(t, c, "l", 1)
