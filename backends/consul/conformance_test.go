@@ -70,7 +70,8 @@ func TestConformance(t *testing.T) {
 
 // The agent that is asked is not the leader.
 func TestConformanceOnThreeServers(t *testing.T) {
-	c := servers.StartConsul(t, 3, servers.ConsulOptions{})
+	// A leader that stands still for a second is left in office: the suite is not about elections.
+	c := servers.StartConsul(t, 3, servers.ConsulOptions{Config: map[string]any{"performance": map[string]any{"raft_multiplier": 3}}})
 	_, others := c.Leader()
 	conforms(t, "consul://"+others[0].Addr()+short, "ul", c.Nodes[0])
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -97,10 +98,15 @@ func TestConformanceOverASocket(t *testing.T) {
 
 func TestConformanceWithSentinels(t *testing.T) {
 	s := servers.StartSentinel(t, servers.RedisOptions{})
-	for _, one := range s.Sentinels { // a machine that stands still for a second is no reason for a fail-over
-		one.Do("SENTINEL", "SET", s.Name, "down-after-milliseconds", "10000")
-	}
+	downAfter(s, 10*time.Second) // a machine that stands still for a second is no reason for a fail-over
 	conforms(t, "redis+sentinel://"+strings.Join(s.Addrs(), ",")+"/"+s.Name+"?replicas=1", alone(s.Primary))
+}
+
+// downAfter says for how long a server has to be silent until a sentinel takes it for dead.
+func downAfter(s *servers.Sentinel, silent time.Duration) {
+	for _, one := range s.Sentinels {
+		one.Do("SENTINEL", "SET", s.Name, "down-after-milliseconds", strconv.FormatInt(silent.Milliseconds(), 10))
+	}
 }
 
 func TestConformanceInACluster(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 // terms grow all the same. One that has it keeps it.
 func TestAFailoverIsFollowed(t *testing.T) {
 	set := servers.StartSentinel(t, servers.RedisOptions{Durable: true})
+	downAfter(set, 10*time.Second) // not before it is killed
 	url := "redis+sentinel://" + strings.Join(set.Addrs(), ",") + "/" + set.Name
 	s := opened(t, url)
 	kept := granted(t, s, request("kept"))
@@ -33,6 +34,7 @@ func TestAFailoverIsFollowed(t *testing.T) {
 	if _, err := confirmed(t, strict, request("acknowledged")); !errors.Is(err, backends.ErrUnavailable) || !strings.Contains(err.Error(), "0 of 1 replicas") {
 		t.Errorf("Acquire with replicas=1 while there is none: got %v, want unavailable", err)
 	}
+	downAfter(set, time.Second)
 	set.Primary.Kill()
 	set.Replica.Restart()
 	begun := time.Now()
