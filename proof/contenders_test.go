@@ -81,7 +81,7 @@ func TestContendersOnOneFileLease(t *testing.T) {
 		rounds = 100
 	}
 	t.Logf("seed %d", *seed)
-	nothingLeft(t, 0)
+	nothingLeft(t, patience)
 	dir, where := t.TempDir(), store(t)
 	var (
 		handovers atomic.Int64
@@ -115,10 +115,10 @@ func TestContendersOnOneFileLease(t *testing.T) {
 	wg.Wait()
 	took := time.Since(begun)
 	// Of the last run the wrapper may have been killed: the guardian has a grace of 30 ms and then a kill.
-	nothingLeft(t, 5*time.Second)
+	nothingLeft(t, patience)
 	report := judge(t, dir)
 	free(t, where, "contended")
-	nothingLeft(t, time.Second)
+	nothingLeft(t, patience)
 	if report.Runs < rounds {
 		t.Errorf("got %d runs by their stamps, want %d", report.Runs, rounds)
 	}
@@ -209,7 +209,7 @@ func TestATermAtAnyMomentLeavesNothing(t *testing.T) {
 		rounds = 50
 	}
 	t.Logf("seed %d", *seed)
-	nothingLeft(t, 0)
+	nothingLeft(t, patience)
 	r := rand.New(rand.NewPCG(*seed, 24))
 	dir, where := t.TempDir(), store(t)
 	slowest := time.Duration(0)
@@ -238,7 +238,7 @@ func TestATermAtAnyMomentLeavesNothing(t *testing.T) {
 			}
 		}
 		free(t, where, "term")
-		nothingLeft(t, 2*time.Second)
+		nothingLeft(t, patience)
 		if t.Failed() {
 			break
 		}
@@ -257,7 +257,7 @@ func TestAKillDuringTheStartLeavesNothing(t *testing.T) {
 		rounds = 50
 	}
 	t.Logf("seed %d", *seed)
-	nothingLeft(t, 0)
+	nothingLeft(t, patience)
 	r := rand.New(rand.NewPCG(*seed, 4))
 	dir, where := t.TempDir(), store(t)
 	var gone []time.Duration
@@ -273,7 +273,7 @@ func TestAKillDuringTheStartLeavesNothing(t *testing.T) {
 		}
 		killed := time.Now()
 		c.Wait()
-		nothingLeft(t, 5*time.Second)
+		nothingLeft(t, patience)
 		gone = append(gone, time.Since(killed))
 		free(t, where, "killed")
 		if t.Failed() {

@@ -52,7 +52,7 @@ exec tar -czf %[1]s/archive.tgz -C %[1]s/tree .
 `,
 	"bin/quiet.sh": `#!/bin/sh
 echo "$UNDERLEASE_NAME" >> %[1]s/runs
-exec sleep 2
+exec sleep 8
 `,
 	// Every mail in a file of its own, which has its name only when it is whole.
 	"sbin/sendmail": `#!/bin/sh
@@ -101,7 +101,7 @@ func TestTwoCrontabLines(t *testing.T) {
 	}
 	cron, missing := cronable()
 	servers.Require(t, "cron", missing)
-	nothingLeft(t, 0)
+	nothingLeft(t, patience)
 	dir := t.TempDir()
 	for name, text := range cronFiles {
 		path := filepath.Join(dir, name)
@@ -126,7 +126,7 @@ func TestTwoCrontabLines(t *testing.T) {
 	c := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", mounts, "sh", dir)
 	var words bytes.Buffer
 	c.Stdout, c.Stderr = &words, &words
-	c.WaitDelay = time.Second
+	c.WaitDelay = patience
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +143,7 @@ func TestTwoCrontabLines(t *testing.T) {
 		b, _ := os.ReadFile(filepath.Join(dir, name))
 		return strings.FieldsFunc(string(b), func(r rune) bool { return r == '\n' })
 	}
-	if !within(75*time.Second, func() bool { return len(lines("runs")) >= 2 }) {
+	if !within(90*time.Second, func() bool { return len(lines("runs")) >= 2 }) {
 		t.Fatalf("got the runs %q, want one of each pair within a minute; cron said %q", lines("runs"), &words)
 	}
 	if !within(45*time.Second, func() bool { return len(lines("codes")) >= 4 }) {
@@ -151,7 +151,7 @@ func TestTwoCrontabLines(t *testing.T) {
 	}
 	// cron mails when the command has ended; then its child ends.
 	left := []string{}
-	if !within(10*time.Second, func() bool {
+	if !within(patience, func() bool {
 		left = left[:0]
 		for _, pid := range descendants(c.Process.Pid) {
 			left = append(left, fmt.Sprintf("%d %s", pid, name(pid)))
@@ -161,7 +161,7 @@ func TestTwoCrontabLines(t *testing.T) {
 		t.Errorf("got the processes %q under cron, want none", left)
 	}
 	end()
-	nothingLeft(t, 5*time.Second)
+	nothingLeft(t, patience)
 
 	runs, codes := lines("runs"), lines("codes")
 	slices.Sort(runs)

@@ -21,9 +21,9 @@ const (
 	mostPSS      = 14 << 20
 	mostSize     = 15 << 20
 	mostInits    = 29
-	mostWakes    = 2 // of the wrapper, a second
-	afterNoStart = 50 * time.Millisecond
-	quietMachine = 9 * time.Millisecond // not a gate: only the ratio is
+	mostWakes    = 2                     // of the wrapper, a second
+	afterNoStart = 50 * time.Millisecond // of a quiet machine, where it takes six
+	quietMachine = 9 * time.Millisecond  // not a gate: only the ratio is
 	module       = "github.com/underlease/underlease"
 )
 
@@ -241,10 +241,10 @@ func TestACommandThatCannotStartGivesTheLeaseBackAtOnce(t *testing.T) {
 			}
 			slices.Sort(took)
 			t.Logf("the next command ran after %v (median), %v (longest)", took[len(took)/2], took[len(took)-1])
-			if median := took[len(took)/2]; median > afterNoStart {
-				t.Errorf("got the next command %v after our exit, want it within %v", median, afterNoStart)
+			if median := took[len(took)/2]; median > afterNoStart*slowRoom {
+				t.Errorf("got the next command %v after our exit, want it within %v, and %v on a slow machine", median, afterNoStart, afterNoStart*slowRoom)
 			}
 		})
 	}
-	nothingLeft(t, time.Second)
+	nothingLeft(t, patience)
 }

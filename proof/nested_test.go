@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/underlease/underlease/backends/backendtest/servers"
 )
@@ -23,20 +22,20 @@ func TestAKillFromOutsideKeepsTheInnerLeaseUntilItsTreeIsDead(t *testing.T) {
 	// Every process of the inner tree holds a shared lock on the witness.
 	tree := `exec 9> "$0"; flock -s 9; mkfifo "$1.never"; exec 7<> "$1.never"
 		i=0; while [ $i -lt 1500 ]; do (read _ <&7) & i=$((i+1)); done; : > "$1"; wait`
-	outer := underlease("--backend", where, "--max-run", "4s", "--grace", "50ms", "outer", "--",
+	outer := underlease("--backend", where, "--max-run", "15s", "--grace", "50ms", "outer", "--",
 		bin.underlease, "run", "--backend", where, "inner", "--", "sh", "-c", tree, witness, up)
 	if err := outer.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if !within(10*time.Second, func() bool { _, err := os.Stat(up); return err == nil }) {
+	if !within(patience, func() bool { _, err := os.Stat(up); return err == nil }) {
 		t.Fatal("the inner tree did not come up")
 	}
-	next := underlease("--backend", where, "--wait", "30s", "inner", "--", "flock", "-n", witness, "true")
+	next := underlease("--backend", where, "--wait", "60s", "inner", "--", "flock", "-n", witness, "true")
 	if out, err := next.CombinedOutput(); err != nil {
 		t.Errorf("the next holder of the inner lease met its tree alive: %v\n%s", err, out)
 	}
 	if err := outer.Wait(); code(outer) != 124 {
 		t.Errorf("got %v from the outer run, want 124", err)
 	}
-	nothingLeft(t, 5*time.Second)
+	nothingLeft(t, patience)
 }

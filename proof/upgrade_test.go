@@ -144,7 +144,7 @@ func contendAcross(t *testing.T, old, url, store string) {
 	}
 	wg.Wait()
 	if store == "file" { // else the server is left
-		nothingLeft(t, 10*time.Second)
+		nothingLeft(t, patience)
 	}
 	report := judge(t, dir)
 	free(t, url, "contended")

@@ -3,11 +3,11 @@
 // Command compare does the same four things to a command under `etcdctl lock`, `consul lock` and `underlease`, and prints what became of
 // it as a table.
 //
-//	compare [-patience D] -etcd PATH -etcdctl PATH -consul PATH -underlease PATH
+//	compare [-patience D] [-ttl D] -etcd PATH -etcdctl PATH -consul PATH -underlease PATH
 //
-// It starts three servers of etcd and three of Consul on this host, and ends them. The ttl is 3 s where the tool has one: etcdctl lock
-// and underlease; a session of consul lock lasts 15 s, and its lock stays taken for 15 s more. While the command runs, a second run of the
-// same name waits, by way of another server.
+// It starts three servers of etcd and three of Consul on this host, and ends them. The ttl is 3 s, unless another one is asked for, where the
+// tool has one: etcdctl lock and underlease; a session of consul lock lasts 15 s, and its lock stays taken for 15 s more. While the command
+// runs, a second run of the same name waits, by way of another server.
 //
 //   - The lease is revoked, or the session destroyed.
 //   - The server that the run talks to, one that follows, is frozen (SIGSTOP); the other two go on.
@@ -41,7 +41,6 @@ import (
 )
 
 const (
-	ttl       = 3 * time.Second
 	beatEvery = 5 * time.Millisecond
 	// silence is how long a command must not have written anything to count as stopped, on a machine that is busy.
 	silence = 500 * time.Millisecond
@@ -59,6 +58,7 @@ func main() {
 	flag.StringVar(&c.consul, "consul", "", "the `program` consul")
 	flag.StringVar(&c.underlease, "underlease", "", "the `program` underlease")
 	flag.DurationVar(&c.patience, "patience", 60*time.Second, "how long each fault lasts, and what comes of it is watched")
+	flag.DurationVar(&c.ttl, "ttl", 3*time.Second, "of etcdctl lock and underlease, in whole seconds")
 	flag.Parse()
 	if c.etcd == "" || c.etcdctl == "" || c.consul == "" || c.underlease == "" || flag.NArg() > 0 {
 		log.Fatal("name the four programs: compare -etcd PATH -etcdctl PATH -consul PATH -underlease PATH")
@@ -99,7 +99,7 @@ func beats(path string) (first, last int64) {
 // comparison is the whole of it.
 type comparison struct {
 	etcd, etcdctl, consul, underlease string
-	patience                          time.Duration
+	patience, ttl                     time.Duration
 
 	dir     string
 	servers []*exec.Cmd
@@ -209,7 +209,7 @@ func (c *comparison) tools() []tool {
 	ours := func(scheme, query string) func(addr, lease string) []string {
 		return func(addr, lease string) []string {
 			return []string{
-				c.underlease, "run", "--backend", scheme + "://" + addr + query, "--ttl", ttl.String(), "--wait", "forever", "--log-level", "error", lease, "--",
+				c.underlease, "run", "--backend", scheme + "://" + addr + query, "--ttl", c.ttl.String(), "--wait", "forever", "--log-level", "error", lease, "--",
 			}
 		}
 	}
@@ -219,7 +219,7 @@ func (c *comparison) tools() []tool {
 	return []tool{
 		{
 			"etcdctl lock", func(addr, lease string) []string {
-				return []string{c.etcdctl, "--endpoints", addr, "lock", "--ttl", strconv.Itoa(int(ttl.Seconds())), lease}
+				return []string{c.etcdctl, "--endpoints", addr, "lock", "--ttl", strconv.Itoa(int(c.ttl.Seconds())), lease}
 			}, etcd, etcdAway, func(lease string) error { return revoke(etcdAway, lease+"/") },
 		},
 		{
