@@ -26,6 +26,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -361,15 +362,19 @@ func await(what string, ok func() bool) error {
 	return nil
 }
 
-// ports returns free ports.
+// ports returns free ports. They lie below those that the kernel gives to outgoing connections, which could otherwise take one before the
+// server does, and above those of the servers of tests.
 func ports(n int) (all []int, err error) {
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
+	const first, last = 22000, 32000
+	for tries := 0; len(all) < n; tries++ {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", first+rand.IntN(last-first)))
+		switch {
+		case err == nil:
+			defer l.Close() // when all are known, so that they differ
+			all = append(all, l.Addr().(*net.TCPAddr).Port)
+		case tries > 100:
 			return nil, err
 		}
-		defer l.Close() // when all are known, so that they differ
-		all = append(all, l.Addr().(*net.TCPAddr).Port)
 	}
 	return all, nil
 }
