@@ -34,7 +34,7 @@ build:
 test:
 	$(GO) test -timeout=20m $(TESTFLAGS) $$($(GO) list ./... | grep -vE '/(proof|signals)$$')
 	$(GO) test -timeout=20m $(TESTFLAGS) ./signals
-	$(GO) test -timeout=40m $(TESTFLAGS) ./proof
+	$(GO) test -timeout=60m $(TESTFLAGS) ./proof
 	CGO_ENABLED=0 $(GO) test -timeout=20m $(TESTFLAGS) -ldflags='-E ulentry' ./signals # the tree once more, with the entry of releases
 	$(GO) test $(TESTFLAGS) -tags portable -run Portable ./signals
 
