@@ -115,7 +115,9 @@ func survivors() []string {
 	}
 	var all []string
 	for _, pid := range descendants(os.Getpid()) {
-		all = append(all, fmt.Sprintf("%d %s", pid, name(pid)))
+		if n := name(pid); n != "" { // else it has gone since the look
+			all = append(all, fmt.Sprintf("%d %s", pid, n))
+		}
 	}
 	return all
 }
