@@ -18,6 +18,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // NeedConsul is the need of Consul servers, for [Require].
@@ -224,7 +225,7 @@ func (n *Consul) Delete(prefix string) { n.Do(http.MethodDelete, "/v1/kv/"+prefi
 // Keys returns the keys that begin with prefix.
 func (n *Consul) Keys(prefix string) (keys []string) {
 	n.t.Helper()
-	got, err := n.try(http.MethodGet, "/v1/kv/"+prefix+"?keys&consistent", nil)
+	got, err := n.steady(http.MethodGet, "/v1/kv/"+prefix+"?keys&consistent", nil)
 	if err != nil && strings.Contains(err.Error(), "404") {
 		return nil
 	}
@@ -240,7 +241,7 @@ func (n *Consul) Keys(prefix string) (keys []string) {
 // Get returns the value of a key, or nothing.
 func (n *Consul) Get(key string) string {
 	n.t.Helper()
-	got, err := n.try(http.MethodGet, "/v1/kv/"+key+"?raw&consistent", nil)
+	got, err := n.steady(http.MethodGet, "/v1/kv/"+key+"?raw&consistent", nil)
 	if err != nil && !strings.Contains(err.Error(), "404") {
 		n.t.Fatal(err)
 	}
@@ -263,11 +264,30 @@ func (n *Consul) Destroy(key string) {
 // Do sends a request, with all rights.
 func (n *Consul) Do(method, path string, body []byte) []byte {
 	n.t.Helper()
-	got, err := n.try(method, path, body)
+	got, err := n.steady(method, path, body)
 	if err != nil {
 		n.t.Fatalf("%s: %s: %v", n.Name, path, err)
 	}
 	return got
+}
+
+// steady is [Consul.try] for longer, and again where the servers have no leader at the moment.
+func (n *Consul) steady(method, path string, body []byte) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
+	defer cancel()
+	return steady(ctx, func() ([]byte, error) { return n.send(ctx, method, path, body) })
+}
+
+// steady asks again while the servers say that it is their fault: three of them lose their leader where the machine stands still for as long
+// as an election takes.
+func steady(ctx context.Context, ask func() ([]byte, error)) ([]byte, error) {
+	for {
+		got, err := ask()
+		if err == nil || !strings.HasPrefix(err.Error(), "50") || ctx.Err() != nil {
+			return got, err
+		}
+		time.Sleep(pace)
+	}
 }
 
 func (n *Consul) try(method, path string, body []byte) ([]byte, error) {

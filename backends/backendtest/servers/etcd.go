@@ -287,7 +287,7 @@ func (n *Etcd) Post(path string, body map[string]any) []byte {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
-	got, err := n.send(ctx, http.MethodPost, path, body)
+	got, err := steady(ctx, func() ([]byte, error) { return n.send(ctx, http.MethodPost, path, body) })
 	if err != nil {
 		n.t.Fatalf("%s: %s: %v", n.Name, path, err)
 	}

@@ -48,6 +48,9 @@ func own(t testing.TB, path string, uid, gid int) {
 func (p *Process) family(sig syscall.Signal) []int {
 	p.t.Helper()
 	p.signal(sig) // the parent first: a stopped one makes no more
+	if sig == syscall.SIGSTOP {
+		p.awaitStopped()
+	}
 	all := descendants(p.Pid())
 	for _, pid := range all {
 		_ = syscall.Kill(pid, sig) // it may have ended; its parent is stopped or gone, and numbers are not given again so soon
@@ -69,9 +72,24 @@ func (p *Process) freezeAll() {
 	})
 }
 
+// awaitStopped waits until the process that was started makes no children any more: it has stopped, or ended.
+func (p *Process) awaitStopped() {
+	p.t.Helper()
+	Within(p.t, patience, p.command.Name+" is stopped", func() error {
+		if s := status(p.Pid()); s != 'T' && s != 'Z' && s != 0 {
+			return fmt.Errorf("its state is %c", s)
+		}
+		return nil
+	})
+}
+
 // killAll kills a server of several processes and returns when all are gone.
 func (p *Process) killAll() {
 	p.t.Helper()
+	// A child that is made after the look would outlive its parent for a moment, with all that a server which is started again wants to have.
+	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err == nil {
+		p.awaitStopped()
+	}
 	all := append(descendants(p.Pid()), p.Pid())
 	for _, pid := range all {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
@@ -87,5 +105,5 @@ func (p *Process) killAll() {
 	})
 }
 
-// soon is how long a question of the kit itself may take.
+// soon is how long a question of the kit itself may take, on a machine that is busy with other things.
 const soon = 15 * time.Second
