@@ -78,10 +78,19 @@ func TestAfterAStartThatFailedTheEventsEndWithTheTree(t *testing.T) {
 			Path: "/bin/sh", Args: []string{"sh", "-c", script}, Env: append(os.Environ(), marker),
 			StopSignal: syscall.SIGTERM, Grace: time.Second,
 		}, d)
+		s, refused := errors.AsType[*signals.StartError](err)
+		if refused && s.TooLate && how == "stopped when it forked" { // the machine stood still until then, and there is nothing to stop
+			g.Close()
+			<-seen
+			for ev := range g.Events() {
+				t.Errorf("round %d: event %+v of a command that was not started", i, ev)
+			}
+			continue
+		}
 		<-seen
 		if err != nil {
 			failed[how]++
-			if _, ok := errors.AsType[*signals.StartError](err); ok {
+			if refused {
 				t.Fatalf("%s: got %v, want an error that is none of the command's", how, err)
 			}
 			if _, err := os.Stat(ready); err == nil {
