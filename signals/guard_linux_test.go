@@ -78,8 +78,8 @@ func TestAnIdleGuardianDoesNotWakeUpAndIsSmall(t *testing.T) {
 	if brief() {
 		span = time.Second
 	}
-	p := endless("sleep", "60")
-	p.StopIn, p.KillIn = 30*time.Second, 40*time.Second
+	p := endless("sleep", "99")
+	p.StopIn, p.KillIn = 60*time.Second, 70*time.Second
 	r := launch(t, p)
 	r.entry("started")
 	g := r.guardian()
@@ -87,8 +87,13 @@ func TestAnIdleGuardianDoesNotWakeUpAndIsSmall(t *testing.T) {
 		group, err := syscall.Getpgid(g)
 		return err == nil && group == g
 	})
-	<-time.After(600 * time.Millisecond) // what it does right after the start, and a quarter of a second later
 	before := switches(t, g)
+	eventually(t, "rest", func() bool { // after what it does right after the start, and a quarter of a second later
+		last := before
+		<-time.After(600 * time.Millisecond)
+		before = switches(t, g)
+		return before == last
+	})
 	<-time.After(span)
 	if n := switches(t, g) - before; n != 0 {
 		t.Errorf("%d context switches in %v, want none", n, span)
@@ -169,18 +174,20 @@ func TestARecycledNumberNeverMakesUsSignalAStranger(t *testing.T) {
 func amongStrangers(t *testing.T, p plan) {
 	t.Helper()
 	needRoot(t)
-	p.StopIn, p.KillIn = 1500*time.Millisecond, 1500*time.Millisecond
+	p.StopIn, p.KillIn, p.Told = 2500*time.Millisecond, 2500*time.Millisecond, true
 	r := prepare(t, p)
 	// In a PID namespace with few numbers, strangers come and go while the tree runs away and is killed; each of them has to end as it means to.
 	script := `echo 400 > /proc/sys/kernel/pid_max 2>/dev/null; cat /proc/sys/kernel/pid_max > "$D/max"
-( end=$(( $(date +%s) + 4 )); n=0; bad=0
-  while [ $(date +%s) -lt $end ]; do
+( n=0; bad=0
+  until [ -s "$D/code" ] && [ $n -ge 50 ]; do
     for j in 1 2 3 4 5 6 7 8 9 10; do env -u UL_TEST_MARKER sh -c 'exit 3'; [ $? = 3 ] || bad=$((bad+1)); n=$((n+1)); done
   done; echo $n $bad > "$D/strangers" ) &
 strangers=$!
 "$EXE"; echo $? > "$D/code"; wait $strangers`
 	r.cmd.Path, r.cmd.Args = "/usr/bin/unshare", []string{"unshare", "-f", "-p", "--mount-proc", "sh", "-c", script}
 	r.start()
+	r.beats("hop1", "hop2", "hop3")
+	r.due()
 	r.wantCode(0)
 	var n, bad int
 	if _, err := fmt.Sscan(r.read("strangers"), &n, &bad); err != nil || n < 50 || bad != 0 {
@@ -195,13 +202,13 @@ strangers=$!
 func TestWithoutProcTheGroupIsStillKilled(t *testing.T) {
 	needRoot(t)
 	p := endless("sh", "-c", `UL_TEST_MODE=beat "$EXE" "$D/background" stubborn & UL_TEST_MODE=beat exec "$EXE" "$D/main" stubborn`)
-	p.StopIn, p.KillIn = 700*time.Millisecond, 900*time.Millisecond
+	p.StopIn, p.KillIn, p.Told = 700*time.Millisecond, 900*time.Millisecond, true
 	r := prepare(t, p)
 	// The numbers under this /proc are those of another namespace: it is as good as none.
 	r.cmd.Path, r.cmd.Args = "/usr/bin/unshare", []string{"unshare", "-f", "-p", "sh", "-c", `"$EXE"; exit $?`}
 	r.start()
 	r.beats("main", "background")
-	kill := r.entry("started").Kill
+	kill := r.due().KillAt
 	r.wantCode(137)
 	r.wantSilent(kill, slack, "main", "background")
 }
@@ -287,6 +294,7 @@ func TestTwoGuardiansOfOneProcessDoNotDisturbEachOther(t *testing.T) {
 			t.Fatal(err)
 		}
 		gs[i] = g
+		eventually(t, "tree", func() bool { return g.Descendants() >= 2 })
 	}
 	for _, pid := range children(os.Getpid()) { // the guardian of the first
 		if cmdline(pid) == "ul-guard" {

@@ -65,7 +65,7 @@ func TestMain(m *testing.M) {
 	os.Exit(99)
 }
 
-// plan is what a wrapper does; durations count from its start, negative ones are never.
+// plan is what a wrapper does; durations count from the start of the command, negative ones are never.
 type plan struct {
 	Args                 []string
 	StopIn, KillIn       time.Duration
@@ -86,6 +86,7 @@ type plan struct {
 	OwnGroup             bool
 	Wait                 time.Duration // between launch and start
 	Socket               string        // where the guardian answers checks
+	Told                 bool          // its instants count from when the test says so, see due; there are none before that
 }
 
 const never = time.Duration(-1)
@@ -102,7 +103,7 @@ type entry struct {
 	What string
 	At   signals.Instant
 	Pid  int
-	Kill signals.Instant // when the kill was due, as the wrapper set it
+	Due  signals.Deadlines // as the wrapper set them when it was told
 	Err  string
 	Ev   signals.Event
 }
@@ -173,16 +174,21 @@ func wrapper() {
 		}
 		os.Exit(rcCannot)
 	}
-	begun := signals.Now()
-	in := func(d time.Duration) signals.Instant {
-		if d < 0 {
-			return signals.Never
+	from := func(begun signals.Instant) signals.Deadlines {
+		in := func(d time.Duration) signals.Instant {
+			if d < 0 {
+				return signals.Never
+			}
+			return begun + signals.Instant(d)
 		}
-		return begun + signals.Instant(d)
+		return signals.Deadlines{
+			StopAt: in(p.StopIn), KillAt: in(p.KillIn), RunStopAt: in(p.RunStopIn), RunKillAt: in(p.RunKillIn),
+			DrainKillAt: in(p.DrainKillIn),
+		}
 	}
-	d := signals.Deadlines{
-		StopAt: in(p.StopIn), KillAt: in(p.KillIn), RunStopAt: in(p.RunStopIn), RunKillAt: in(p.RunKillIn),
-		DrainKillAt: in(p.DrainKillIn),
+	d := eternity
+	if !p.Told {
+		d = from(signals.Now())
 	}
 	pid, err := g.Start(signals.Command{
 		Path: path, Args: p.Args, Env: env, StopSignal: p.StopSignal, Grace: p.Grace,
@@ -204,7 +210,7 @@ func wrapper() {
 		}
 		os.Exit(rcCannot)
 	}
-	note(entry{What: "started", Pid: pid, Kill: d.KillAt})
+	note(entry{What: "started", Pid: pid})
 	for range p.Threads {
 		go func() { runtime.LockOSThread() }() // the thread ends with it
 	}
@@ -216,16 +222,31 @@ func wrapper() {
 		os.Stderr.Write([]byte("x"))
 		note(entry{What: "broken"})
 	}
-	var renew <-chan time.Time
-	if p.Renew > 0 {
-		renew = time.Tick(p.Renew)
-	}
 	alarm, err := signals.NewAlarm()
 	if err != nil {
 		panic(err)
 	}
-	if p.Diligent {
-		alarm.Set(d.KillAt)
+	var renew <-chan time.Time
+	begin := func() {
+		if p.Renew > 0 {
+			renew = time.Tick(p.Renew)
+		}
+		if p.Diligent {
+			alarm.Set(d.KillAt)
+		}
+	}
+	var told chan struct{}
+	if p.Told {
+		told = make(chan struct{})
+		go func() {
+			defer close(told)
+			file := filepath.Join(os.Getenv("D"), "told")
+			for _, err := os.Stat(file); err != nil; _, err = os.Stat(file) {
+				<-time.After(time.Millisecond)
+			}
+		}()
+	} else {
+		begin()
 	}
 	var end signals.Status
 	for {
@@ -237,6 +258,11 @@ func wrapper() {
 			}
 			g.Forward(sig)
 			note(entry{What: "forwarded", Pid: int(sig)})
+		case <-told:
+			told, d = nil, from(signals.Now())
+			g.Publish(d)
+			begin()
+			note(entry{What: "due", Due: d})
 		case <-renew:
 			now := signals.Now()
 			d.StopAt, d.KillAt = now+int64(p.StopIn), now+int64(p.KillIn)
@@ -406,7 +432,9 @@ type run struct {
 // faster than. One of them may be busier than the others, and nobody chooses on which a kill is carried out.
 type stalls struct {
 	worst atomic.Int64
+	last  []*atomic.Int64 // when each processor ran its watch: what has not ended yet counts too
 	end   chan struct{}
+	over  atomic.Bool
 }
 
 func watchStalls(t *testing.T) *stalls {
@@ -417,14 +445,32 @@ func watchStalls(t *testing.T) *stalls {
 	}
 	for cpu := range 1024 {
 		if may.IsSet(cpu) {
-			go s.watch(cpu)
+			last := new(atomic.Int64)
+			s.last = append(s.last, last)
+			go s.watch(cpu, last)
 		}
 	}
-	t.Cleanup(func() { close(s.end) })
+	t.Cleanup(s.stop)
 	return s
 }
 
-func (s *stalls) watch(cpu int) {
+// stop ends the watch. What was seen until then stays.
+func (s *stalls) stop() {
+	s.see(int64(s.most()))
+	if s.over.CompareAndSwap(false, true) {
+		close(s.end)
+	}
+}
+
+// forget begins anew.
+func (s *stalls) forget() { s.worst.Store(0) }
+
+func (s *stalls) see(gap int64) {
+	for worst := s.worst.Load(); gap > worst && !s.worst.CompareAndSwap(worst, gap); worst = s.worst.Load() {
+	}
+}
+
+func (s *stalls) watch(cpu int, seen *atomic.Int64) {
 	runtime.LockOSThread() // and never unlocked: the thread ends with this function
 	var one unix.CPUSet
 	one.Set(cpu)
@@ -439,14 +485,21 @@ func (s *stalls) watch(cpu int) {
 		ts := syscall.NsecToTimespec(1_000_000)
 		syscall.Nanosleep(&ts, nil)
 		now := signals.Now()
-		gap := now - last - 1_000_000
-		for worst := s.worst.Load(); gap > worst && !s.worst.CompareAndSwap(worst, gap); worst = s.worst.Load() {
-		}
+		s.see(now - last - 1_000_000)
 		last = now
+		seen.Store(now)
 	}
 }
 
-func (s *stalls) most() time.Duration { return time.Duration(s.worst.Load()) }
+func (s *stalls) most() time.Duration {
+	worst, now := s.worst.Load(), signals.Now()
+	for _, l := range s.last {
+		if last := l.Load(); last != 0 && !s.over.Load() {
+			worst = max(worst, now-last-1_000_000)
+		}
+	}
+	return time.Duration(worst)
+}
 
 var exe = func() string { e, _ := os.Executable(); return e }()
 
@@ -516,14 +569,18 @@ func (r *run) wait() syscall.WaitStatus {
 
 func (r *run) wantCode(code int) {
 	r.t.Helper()
-	if ws := r.wait(); !ws.Exited() || ws.ExitStatus() != code {
+	ws := r.wait()
+	r.stall.stop() // the tree is over: hundreds of watches in one test would be a load of their own
+	if !ws.Exited() || ws.ExitStatus() != code {
 		r.t.Errorf("wrapper ended with %v, want exit code %d; stderr %q; log:\n%s", r.cmd.ProcessState, code, r.said(), r.logged())
 	}
 }
 
 func (r *run) wantSignal(sig syscall.Signal) {
 	r.t.Helper()
-	if ws := r.wait(); !ws.Signaled() || ws.Signal() != sig {
+	ws := r.wait()
+	r.stall.stop()
+	if !ws.Signaled() || ws.Signal() != sig {
 		r.t.Errorf("wrapper ended with %v, want signal %d; stderr %q; log:\n%s", r.cmd.ProcessState, sig, r.said(), r.logged())
 	}
 }
@@ -577,9 +634,10 @@ func (r *run) event(kind signals.EventKind) (signals.Event, bool) {
 	return signals.Event{}, false
 }
 
+// kinds are the events in their order. A kill that takes a second is told; where the machine stood still for as long, nobody could be faster.
 func (r *run) kinds() (all []signals.EventKind) {
 	for _, e := range r.entries() {
-		if e.What == "event" {
+		if e.What == "event" && (e.Ev.Kind != signals.Stuck || r.stall.most() < 800*time.Millisecond) {
 			all = append(all, e.Ev.Kind)
 		}
 	}
@@ -612,6 +670,15 @@ func (r *run) survivors() (all []int) {
 	return all
 }
 
+// due tells the wrapper of a plan with Told that its instants count from now on, and returns them.
+func (r *run) due() signals.Deadlines {
+	r.t.Helper()
+	if err := os.WriteFile(filepath.Join(r.dir, "told"), nil, 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+	return r.entry("due").Due
+}
+
 // beats is where beating processes leave their stamps.
 func (r *run) beats(names ...string) {
 	r.t.Helper()
@@ -631,9 +698,7 @@ func (r *run) last(name string) signals.Instant {
 // wantSilent checks that the named processes did nothing after an instant, and are gone.
 func (r *run) wantSilent(after signals.Instant, slack time.Duration, names ...string) {
 	r.t.Helper()
-	// The guardian has to be scheduled when the wrapper ends and when its timer fires, and again where it is put off in the middle of its
-	// walk; then the one that is killed, and this process.
-	slack += 5 * r.stall.most()
+	slack += r.room()
 	for _, n := range names {
 		late := time.Duration(r.last(n) - after)
 		r.t.Logf("%s beat for the last time %v after that", n, late)
@@ -645,6 +710,10 @@ func (r *run) wantSilent(after signals.Instant, slack time.Duration, names ...st
 		r.t.Errorf("alive: %v", s)
 	}
 }
+
+// room is what the machine was too busy for. The guardian has to be scheduled when the wrapper ends and when its timer fires, and again where
+// it is put off in the middle of its walk; then the one that is killed, and this process.
+func (r *run) room() time.Duration { return 5 * r.stall.most() }
 
 // treeNames are the processes of tree.
 var treeNames = []string{"main", "background", "session", "double"}
@@ -699,6 +768,18 @@ func children(pid int) (all []int) {
 func cmdline(pid int) string {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	return strings.Join(strings.FieldsFunc(string(b), func(r rune) bool { return r == 0 }), " ")
+}
+
+// halt stops a process, and waits until it is stopped.
+func halt(t *testing.T, pid int) {
+	t.Helper()
+	syscall.Kill(pid, syscall.SIGSTOP)
+	eventually(t, "stop", func() bool { return stopped(pid) })
+}
+
+func stopped(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && bytes.Contains(b, []byte(") T "))
 }
 
 func alive(pid int) bool {

@@ -1,7 +1,6 @@
 package signals_test
 
 import (
-	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -23,20 +22,22 @@ const slack = 40 * time.Millisecond
 // Q01, C22
 func TestTheTreeIsDeadAtItsKillInstantWithoutTheWrappersHelp(t *testing.T) {
 	p := endless(tree(true)...)
-	p.StopIn, p.KillIn = 700*time.Millisecond, 900*time.Millisecond
+	// So far apart that no hiccup covers both: a guardian that comes too late for the stop kills without it.
+	p.StopIn, p.KillIn, p.Grace, p.Told = 200*time.Millisecond, 3*time.Second, 10*time.Second, true
 	r := launch(t, p)
 	r.beats(treeNames...)
-	kill := r.entry("started").Kill
+	d := r.due()
+	kill := d.KillAt
 	r.wantSignal(syscall.SIGKILL)
 	r.wantSilent(kill, slack, treeNames...)
 	want := []signals.EventKind{signals.Stopping, signals.Killing, signals.Exited, signals.Gone}
 	if got := r.kinds(); !slices.Equal(got, want) {
 		t.Errorf("events %v, want %v", got, want)
 	}
-	if ev, _ := r.event(signals.Stopping); ev.Why != signals.WhyLease || ev.At < kill-int64(200*time.Millisecond) {
-		t.Errorf("stopping: %+v, want because of the lease, %v before the kill", ev, 200*time.Millisecond)
+	if ev, _ := r.event(signals.Stopping); ev.Why != signals.WhyLease || ev.At < d.StopAt || ev.At >= kill {
+		t.Errorf("stopping: %+v, want because of the lease, at %d", ev, d.StopAt)
 	}
-	if ev, _ := r.event(signals.Killing); ev.Why != signals.WhyLease || ev.At < kill || ev.At > kill+int64(slack) {
+	if ev, _ := r.event(signals.Killing); ev.Why != signals.WhyLease || ev.At < kill || ev.At > kill+int64(slack+r.room()) {
 		t.Errorf("killing: %+v, want because of the lease, at %d", ev, kill)
 	}
 }
@@ -44,16 +45,22 @@ func TestTheTreeIsDeadAtItsKillInstantWithoutTheWrappersHelp(t *testing.T) {
 // C26
 func TestMaxRunStopsAndThenKills(t *testing.T) {
 	p := endless("sh", "-c", `trap "" TERM; echo > "$D/ready"; sleep 99`)
-	p.RunStopIn, p.RunKillIn = 300*time.Millisecond, 600*time.Millisecond
+	p.RunStopIn, p.RunKillIn, p.Grace, p.Told = 200*time.Millisecond, 3*time.Second, 10*time.Second, true
 	r := launch(t, p)
+	eventually(t, "trap", func() bool { return r.read("ready") != "" })
+	d := r.due()
 	r.wantSignal(syscall.SIGKILL)
 	stop, _ := r.event(signals.Stopping)
 	kill, _ := r.event(signals.Killing)
 	if stop.Why != signals.WhyMaxRun || kill.Why != signals.WhyMaxRun {
 		t.Errorf("stopped for %v, killed for %v, want %v for both", stop.Why, kill.Why, signals.WhyMaxRun)
 	}
-	if d := time.Duration(kill.At - stop.At); d < 290*time.Millisecond || d > 300*time.Millisecond+slack {
-		t.Errorf("killed %v after the stop, want 300ms", d)
+	most := slack + r.room()
+	if late := time.Duration(stop.At - d.RunStopAt); late < 0 || late > most {
+		t.Errorf("stopped %v after that was due, want at once, at most %v", late, most)
+	}
+	if late := time.Duration(kill.At - d.RunKillAt); late < 0 || late > most {
+		t.Errorf("killed %v after that was due, want at once, at most %v", late, most)
 	}
 }
 
@@ -73,8 +80,10 @@ func TestDrainKillsWithoutASignalBefore(t *testing.T) {
 // Q16
 func TestTheStopSignalGoesToTheCommandAlone(t *testing.T) {
 	p := endless("sh", "-c", `UL_TEST_MODE=count "$EXE" "$D/worker" & UL_TEST_MODE=count exec "$EXE" "$D/leader"`)
-	p.StopIn, p.KillIn = 600*time.Millisecond, 800*time.Millisecond
+	p.StopIn, p.KillIn, p.Grace, p.Told = 200*time.Millisecond, 3*time.Second, 10*time.Second, true
 	r := launch(t, p)
+	eventually(t, "two counters", func() bool { return r.read("leader") == "ready\n" && r.read("worker") == "ready\n" })
+	r.due()
 	r.wantSignal(syscall.SIGKILL)
 	// Two signals that are pending together are not taken in order.
 	if got := r.read("leader"); got != "ready\n15\n18\n" && got != "ready\n18\n15\n" {
@@ -87,8 +96,11 @@ func TestTheStopSignalGoesToTheCommandAlone(t *testing.T) {
 
 func TestAStoppedCommandIsContinuedToHeedTheStopSignal(t *testing.T) {
 	p := endless("sh", "-c", `trap 'exit 7' TERM; kill -STOP $$; sleep 99`)
-	p.StopIn, p.KillIn = 400*time.Millisecond, 10*time.Second
+	p.StopIn, p.KillIn, p.Grace, p.Told = 100*time.Millisecond, 20*time.Second, 20*time.Second, true
 	r := launch(t, p)
+	command := r.entry("started").Pid
+	eventually(t, "stopped command", func() bool { return stopped(command) })
+	r.due()
 	r.wantCode(7)
 }
 
@@ -96,14 +108,16 @@ func TestAStoppedCommandIsContinuedToHeedTheStopSignal(t *testing.T) {
 func TestAKillIsNotTakenBackByALaterDeadline(t *testing.T) {
 	p := endless("sh", "-c", `trap "" TERM; echo > "$D/ready"; while :; do sleep 1; done`)
 	p.StopIn, p.KillIn = 200*time.Millisecond, 400*time.Millisecond
-	p.Renew = 450 * time.Millisecond // each of them comes too late
+	p.Renew, p.Told = 450*time.Millisecond, true // each of them comes too late
 	r := launch(t, p)
+	eventually(t, "trap", func() bool { return r.read("ready") != "" })
+	r.due()
 	r.wantSignal(syscall.SIGKILL)
 }
 
 func TestARenewedDeadlineKeepsTheCommandAlive(t *testing.T) {
-	p := endless("sleep", "1.5")
-	p.StopIn, p.KillIn = 700*time.Millisecond, 900*time.Millisecond
+	p := endless("sleep", "5")
+	p.StopIn, p.KillIn = 3500*time.Millisecond, 4*time.Second // a hiccup of the machine is none of the deadline's business
 	p.Renew = 100 * time.Millisecond
 	r := launch(t, p)
 	r.wantCode(0)
@@ -111,17 +125,21 @@ func TestARenewedDeadlineKeepsTheCommandAlive(t *testing.T) {
 
 func TestTooLateToStartStartsNothing(t *testing.T) {
 	p := endless("sh", "-c", `echo > "$D/ran"`)
-	p.StopIn, p.KillIn = 0, 300*time.Millisecond
+	p.StopIn, p.KillIn, p.Wait = 0, 300*time.Millisecond, 300*time.Millisecond
 	r := launch(t, p)
-	if raceDetector { // the guardian may take longer to start than it is waited for
-		if code := r.wait().ExitStatus(); code != rcNoTime && code != rcSystem {
-			t.Errorf("exit code %d, want %d or %d", code, rcNoTime, rcSystem)
-		}
-	} else {
-		r.wantCode(rcNoTime)
-	}
+	r.wantTooLate()
 	if _, err := os.Stat(filepath.Join(r.dir, "ran")); err == nil {
 		t.Error("the command ran")
+	}
+}
+
+// wantTooLate wants that the wrapper found too little time to start. It waits for the guardian's word for 50ms; where a start takes longer, or
+// the machine stands still, it may have none.
+func (r *run) wantTooLate() {
+	r.t.Helper()
+	code := r.wait().ExitStatus()
+	if slow := raceDetector || r.stall.most() > 10*time.Millisecond; code != rcNoTime && (code != rcSystem || !slow) {
+		r.t.Errorf("exit code %d, want %d; log:\n%s", code, rcNoTime, r.logged())
 	}
 }
 
@@ -154,10 +172,11 @@ func TestWithoutTheWrapperTheTreeIsStoppedAtOnceAndDeadAfterTheGrace(t *testing.
 func TestWithoutTheWrapperTheDeadlineStillHolds(t *testing.T) {
 	p := endless(tree(true)...)
 	p.Grace = 10 * time.Second
-	p.StopIn, p.KillIn = 800*time.Millisecond, time.Second
+	p.StopIn, p.KillIn, p.Told = 800*time.Millisecond, time.Second, true
 	r := launch(t, p)
 	r.beats(treeNames...)
-	kill, g := r.entry("started").Kill, r.guardian()
+	g := r.guardian()
+	kill := r.due().KillAt
 	r.cmd.Process.Kill()
 	r.wait()
 	eventually(t, "end of the guardian", func() bool { return !alive(g) })
@@ -191,8 +210,9 @@ func TestWithoutTheGuardianTheWrapperKillsTheTree(t *testing.T) {
 	r := launch(t, endless(tree(true)...))
 	r.beats(treeNames...)
 	g := r.guardian()
-	at := signals.Now()
 	syscall.Kill(g, syscall.SIGKILL)
+	eventually(t, "end of the guardian", func() bool { return !alive(g) })
+	at := signals.Now() // only when the kernel has ended all threads of the guardian is it gone
 	r.wantSignal(syscall.SIGKILL)
 	r.wantSilent(at, slack, treeNames...)
 	if got, want := r.kinds(), []signals.EventKind{signals.GuardianLost, signals.Exited, signals.Gone}; !slices.Equal(got, want) {
@@ -209,14 +229,14 @@ func TestTheWrapperSparesChildrenThatItHadBefore(t *testing.T) {
 	r.start()
 	r.beats(treeNames...)
 	var job int
-	for _, pid := range children(r.cmd.Process.Pid) {
-		if strings.Contains(cmdline(pid), "sleep 321") {
-			job = pid
+	eventually(t, "background job", func() bool { // which starts beside the wrapper
+		for _, pid := range children(r.cmd.Process.Pid) {
+			if cmdline(pid) == "sleep 321" {
+				job = pid
+			}
 		}
-	}
-	if job == 0 {
-		t.Fatal("no background job")
-	}
+		return job != 0
+	})
 	defer syscall.Kill(job, syscall.SIGKILL)
 	syscall.Kill(r.guardian(), syscall.SIGKILL)
 	r.wantSignal(syscall.SIGKILL)
@@ -242,6 +262,7 @@ func TestKillingTheWrapperAtAnyMomentOfItsStartLeavesNothing(t *testing.T) {
 		<-time.After(rand.N(2 * span))
 		r.cmd.Process.Kill()
 		r.wait()
+		r.stall.stop()
 		runs = append(runs, r)
 	}
 	started := 0
@@ -258,29 +279,35 @@ func TestKillingTheWrapperAtAnyMomentOfItsStartLeavesNothing(t *testing.T) {
 	all := *runs[0]
 	all.marker = "UL_TEST_MARKER=" + filepath.Dir(runs[0].dir)
 	eventually(t, "end of all", func() bool { return len(guardians()) == 0 && len(all.survivors()) == 0 })
-	if took := time.Since(last); took > 5*time.Second { // three hundred of them end at once
+	if took := time.Since(last); took > 10*time.Second { // three hundred of them end at once
 		t.Errorf("something was alive %v after the last wrapper", took)
 	}
 }
 
-// startTime is how long it takes here and now from the start of a wrapper to that of its command.
+// startTime is how long it takes here and now from the start of a wrapper to that of its command: the median of some, so that it is not the
+// length of a hiccup.
 func startTime(t *testing.T) time.Duration {
 	t.Helper()
-	begun := signals.Now()
-	r := launch(t, endless("sleep", "0.1"))
-	at := r.entry("started").At
-	r.wantCode(0)
-	return time.Duration(at - begun)
+	var took []time.Duration
+	for range 5 {
+		begun := signals.Now()
+		r := launch(t, endless("sleep", "0.1"))
+		took = append(took, time.Duration(r.entry("started").At-begun))
+		r.wantCode(0)
+	}
+	slices.Sort(took)
+	return took[len(took)/2]
 }
 
 // Q05
 func TestAProcessThatRunsAwayIsCaught(t *testing.T) {
-	p := endless("sh", "-c", `for i in 1 2 3; do UL_TEST_MODE=hop setsid "$EXE" "$D/hop$i" & done; trap "" TERM; sleep 99`)
-	p.StopIn, p.KillIn = time.Second, 1200*time.Millisecond
+	p := endless("sh", "-c", `trap "" TERM; for i in 1 2 3; do UL_TEST_MODE=hop setsid "$EXE" "$D/hop$i" & done; sleep 99`)
+	p.StopIn, p.KillIn, p.Told = time.Second, 1200*time.Millisecond, true
 	r := launch(t, p)
-	kill := r.entry("started").Kill
+	r.beats("hop1", "hop2", "hop3")
+	kill := r.due().KillAt
 	r.wantSignal(syscall.SIGKILL)
-	if late := time.Duration(signals.Now() - kill); late > 500*time.Millisecond {
+	if late := time.Duration(signals.Now() - kill); late > 500*time.Millisecond+r.room() {
 		t.Errorf("caught %v after the kill was due", late)
 	}
 	r.wantSilent(kill, 50*time.Millisecond+slack, "hop1", "hop2", "hop3")
@@ -301,9 +328,13 @@ func TestLeftoversAreKilledByDefault(t *testing.T) {
 }
 
 func TestLeftoversAreWaitedFor(t *testing.T) {
-	p := endless("sh", "-c", `(sleep 0.5; echo done > "$D/background") & exit 5`)
+	p := endless("sh", "-c", `(until [ -e "$D/go" ]; do sleep 0.01; done; echo done > "$D/background") & exit 5`)
 	p.Leftovers = signals.LeftoversWait
 	r := launch(t, p)
+	eventually(t, "word of the leftovers", func() bool { _, ok := r.event(signals.Leftover); return ok })
+	if err := os.WriteFile(filepath.Join(r.dir, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	r.wantCode(5)
 	if got := r.read("background"); got != "done\n" {
 		t.Error("the background process had not finished")
@@ -315,15 +346,16 @@ func TestLeftoversAreWaitedFor(t *testing.T) {
 
 func TestLeftoversThatAreWaitedForDieAtTheDeadline(t *testing.T) {
 	p := endless("sh", "-c", `UL_TEST_MODE=beat setsid "$EXE" "$D/session" & exit 0`)
-	p.Leftovers, p.StopIn, p.KillIn = signals.LeftoversWait, 500*time.Millisecond, 700*time.Millisecond
+	p.Leftovers, p.StopIn, p.KillIn, p.Told = signals.LeftoversWait, 500*time.Millisecond, 700*time.Millisecond, true
 	r := launch(t, p)
-	kill := r.entry("started").Kill
+	r.beats("session")
+	kill := r.due().KillAt
 	r.wantCode(0)
 	r.wantSilent(kill, slack, "session")
 }
 
 func TestLeftoversAreLetGo(t *testing.T) {
-	p := endless("sh", "-c", `UL_TEST_MODE=beat setsid "$EXE" "$D/session" & sleep 0.3; exit 5`)
+	p := endless("sh", "-c", `UL_TEST_MODE=beat setsid "$EXE" "$D/session" & until [ -s "$D/session" ]; do sleep 0.01; done; exit 5`)
 	p.Leftovers = signals.LeftoversIgnore
 	r := launch(t, p)
 	r.wantCode(5)
@@ -353,12 +385,14 @@ func TestThreadsThatEndInTheWrapperDoNotEndTheCommand(t *testing.T) {
 // Q09
 func TestAStoppedWrapperDoesNotDelayTheKill(t *testing.T) {
 	p := endless(tree(true)...)
-	p.StopIn, p.KillIn = 700*time.Millisecond, 900*time.Millisecond
-	p.Diligent, p.Renew = true, 100*time.Millisecond
+	// Far enough away that no hiccup makes the wrapper, before it is stopped, order the kill itself.
+	p.StopIn, p.KillIn = 2800*time.Millisecond, 3*time.Second
+	p.Diligent, p.Renew, p.Told = true, 100*time.Millisecond, true
 	r := launch(t, p)
 	r.beats(treeNames...)
-	r.cmd.Process.Signal(syscall.SIGSTOP)
 	g := r.guardian()
+	r.due()
+	r.cmd.Process.Signal(syscall.SIGSTOP)
 	eventually(t, "end of the guardian", func() bool { return !alive(g) })
 	due := r.last("main")
 	if s := r.survivors(); len(s) > 0 {
@@ -370,7 +404,7 @@ func TestAStoppedWrapperDoesNotDelayTheKill(t *testing.T) {
 	if kill.Why != signals.WhyLease {
 		t.Errorf("killing: %+v, want because of the lease", kill)
 	}
-	if late := time.Duration(due - kill.At); late > slack {
+	if late := time.Duration(due - kill.At); late > slack+r.room() {
 		t.Errorf("the command beat %v after the kill", late)
 	}
 }
@@ -378,11 +412,12 @@ func TestAStoppedWrapperDoesNotDelayTheKill(t *testing.T) {
 // Q15
 func TestAStoppedGuardianIsReplacedByTheWrapper(t *testing.T) {
 	p := endless(tree(true)...)
-	p.StopIn, p.KillIn, p.Diligent = 700*time.Millisecond, 900*time.Millisecond, true
+	p.StopIn, p.KillIn, p.Diligent, p.Told = 700*time.Millisecond, 900*time.Millisecond, true, true
 	r := launch(t, p)
 	r.beats(treeNames...)
-	kill := r.entry("started").Kill
-	syscall.Kill(r.guardian(), syscall.SIGSTOP)
+	g := r.guardian()
+	kill := r.due().KillAt
+	syscall.Kill(g, syscall.SIGSTOP)
 	r.wantSignal(syscall.SIGKILL)
 	r.wantSilent(kill, 50*time.Millisecond+slack, treeNames...)
 	if _, lost := r.event(signals.GuardianLost); lost {
@@ -397,11 +432,7 @@ func TestAStoppedGuardianGoesOnWhenItsWrapperIsKilled(t *testing.T) {
 	r := launch(t, p)
 	r.beats(treeNames...)
 	g := r.guardian()
-	syscall.Kill(g, syscall.SIGSTOP)
-	eventually(t, "stop", func() bool {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", g))
-		return err == nil && b[bytes.LastIndexByte(b, ')')+2] == 'T'
-	})
+	halt(t, g)
 	r.cmd.Process.Kill()
 	r.wait()
 	at := signals.Now()
@@ -411,7 +442,7 @@ func TestAStoppedGuardianGoesOnWhenItsWrapperIsKilled(t *testing.T) {
 
 func TestAStoppedGuardianDelaysNoStartForEver(t *testing.T) {
 	p := endless("sh", "-c", `echo > "$D/ran"; sleep 60`)
-	p.StopIn, p.KillIn, p.Wait = 600*time.Millisecond, 800*time.Millisecond, 500*time.Millisecond
+	p.StopIn, p.KillIn, p.Wait = 600*time.Millisecond, 800*time.Millisecond, 3*time.Second
 	r := launch(t, p)
 	syscall.Kill(r.guardian(), syscall.SIGSTOP)
 	r.wantCode(rcSystem)
@@ -456,12 +487,13 @@ func TestTheKillIsInTimeOnABusyMachine(t *testing.T) {
 		hogs = append(hogs, hog)
 	}
 	p := endless(tree(true)...)
-	p.StopIn, p.KillIn, p.Grace = 9*time.Second, 10*time.Second, time.Second // the start is slow too, and refused when it comes too late
+	p.StopIn, p.KillIn, p.Grace, p.Told = 3*time.Second, 4*time.Second, time.Second, true // the start is slow too, and is not meant here
 	r := prepare(t, p)
 	r.cmd.Path, r.cmd.Args = "/usr/bin/nice", []string{"nice", "-n", "19", exe}
 	r.start()
 	r.beats(treeNames...)
-	kill := r.entry("started").Kill
+	r.stall.forget() // the start of twelve loops is none of the kill's business
+	kill := r.due().KillAt
 	<-time.After(time.Duration(kill-signals.Now()) + time.Second)
 	// To take in the dead, the kernel waits until each has left its processor: minutes were seen among such loops, and nothing is claimed of that.
 	for _, hog := range hogs {
@@ -471,8 +503,8 @@ func TestTheKillIsInTimeOnABusyMachine(t *testing.T) {
 	ev, _ := r.event(signals.Killing)
 	late := time.Duration(ev.At - kill)
 	t.Logf("the kill began %v late", late)
-	if late > 50*time.Millisecond {
-		t.Errorf("the kill began %v late, want at most 50ms", late)
+	if most := 50*time.Millisecond + r.room(); late > most {
+		t.Errorf("the kill began %v late, want at most %v", late, most)
 	}
 	r.wantSilent(kill, 250*time.Millisecond, treeNames...)
 }
@@ -483,11 +515,7 @@ func TestAStoppedGuardianDoesNotKeepASignalFromTheCommand(t *testing.T) {
 	r := launch(t, p)
 	r.beats(treeNames...)
 	g := r.guardian()
-	syscall.Kill(g, syscall.SIGSTOP)
-	eventually(t, "a stopped guardian", func() bool {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", g))
-		return err == nil && bytes.Contains(b, []byte(") T "))
-	})
+	halt(t, g)
 	r.cmd.Process.Signal(syscall.SIGTERM)
 	r.wantSignal(syscall.SIGTERM)
 }
@@ -508,7 +536,11 @@ i=0; while [ $i -lt %d ]; do setsid sleep 60 & i=$((i+1)); done; echo > "$D/all"
 	r.wantSignal(syscall.SIGKILL)
 	took := time.Duration(signals.Now() - at)
 	t.Logf("%d processes were dead after %v", n, took)
-	if limit := 250*time.Millisecond + time.Duration(n)*3*time.Millisecond; took > limit {
+	each := 3 * time.Millisecond
+	if raceDetector {
+		each *= 5 // whoever walks is that much slower
+	}
+	if limit := 250*time.Millisecond + time.Duration(n)*each + r.room(); took > limit {
 		t.Errorf("took %v, want at most %v", took, limit)
 	}
 }
@@ -526,12 +558,15 @@ func TestAProcessOfFourGigabytesIsSilentAtItsKillInstantAndWaitedFor(t *testing.
 	p.Listens, p.KillOn = true, syscall.SIGUSR1
 	r := launch(t, p)
 	r.beats("main")
+	at, limit := signals.Now(), 50*time.Millisecond+slack
 	r.cmd.Process.Signal(syscall.SIGUSR1)
 	r.wantSignal(syscall.SIGKILL)
-	ev, _ := r.event(signals.Killing)
+	if ev, ok := r.event(signals.Killing); ok { // else the machine stood still: the wrapper has waited for the guardian in vain, and killed
+		at, limit = ev.At, slack
+	}
 	gone, _ := r.event(signals.Gone)
-	t.Logf("gone %v after the kill", time.Duration(gone.At-ev.At))
-	r.wantSilent(ev.At, slack, "main")
+	t.Logf("gone %v after the kill", time.Duration(gone.At-at))
+	r.wantSilent(at, limit, "main")
 	if left := r.survivors(); len(left) != 0 {
 		t.Errorf("the wrapper ended before %v", left)
 	}
@@ -563,7 +598,7 @@ func TestWrapperAndGuardianKilledTogetherTakeTheCommandWithThem(t *testing.T) {
 	syscall.Kill(g, syscall.SIGKILL)
 	r.wait()
 	eventually(t, "end of the guardian", func() bool { return !alive(g) })
-	if late := time.Duration(r.last("main") - at); late > slack {
+	if late := time.Duration(r.last("main") - at); late > slack+r.room() {
 		t.Errorf("the command beat %v after both were killed", late)
 	}
 	for _, pid := range r.survivors() { // the documented hole: what the command had started
@@ -588,7 +623,8 @@ func TestAProcessOfAnotherUserIsReportedAsStuckAndNeverAsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := endless("sh", "-c", `UL_TEST_MODE=root "`+other+`" "$D/main"; exit 0`)
-	p.StopIn, p.KillIn = 800*time.Millisecond, time.Second
+	// The shell heeds the stop signal; what it leaves is killed at once.
+	p.StopIn, p.KillIn, p.Grace, p.Told = 200*time.Millisecond, 20*time.Second, 20*time.Second, true
 	r := prepare(t, p)
 	for _, d := range []string{r.dir, filepath.Dir(r.dir), dir} {
 		if err := os.Chmod(d, 0o777); err != nil {
@@ -602,6 +638,7 @@ func TestAProcessOfAnotherUserIsReportedAsStuckAndNeverAsGone(t *testing.T) {
 	r.cmd.Path, r.cmd.Args = "/usr/bin/setpriv", []string{"setpriv", "--reuid=54321", "--clear-groups", plain}
 	r.start()
 	r.beats("main")
+	r.due()
 	var stuck entry
 	eventually(t, "report of a stuck kill", func() bool {
 		for _, e := range r.entries() {
