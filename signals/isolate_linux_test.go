@@ -166,12 +166,13 @@ func TestStatusesPassThroughEveryIsolation(t *testing.T) {
 	})
 }
 
-// What a command can see of itself is the same in all isolations.
+// What a command can see of itself is the same in all isolations. The signals are those of a grep: dash blocks all of its own for a moment
+// while it waits (sigblockall() in its waitproc()).
 func TestTheStateOfTheProcessPassesThroughEveryIsolation(t *testing.T) {
 	look := func(t *testing.T, i signals.Isolation) string {
 		r := prepare(t, isolated(i, "sh", "-c", `exec > "$D/seen"; pwd; umask; ulimit -a; nice; env | grep -v -e ^D= -e ^UL_TEST -e ^_=
 echo "$0 $@"; cd /proc/$$/fd; echo *; cat < /dev/stdin; [ $$ != 1 ] && echo "not the first"; [ "$(ps -o pid= -p $$ | tr -d " ")" = $$ ] && echo "ps knows it"
-grep -e Sig[BIC] -e NoNew /proc/$$/status; id -u; id -g`, "a b", "", "*"))
+grep -e Sig[BIC] -e NoNew /proc/self/status; id -u; id -g`, "a b", "", "*"))
 		dir := filepath.Join(r.dir, "cwd")
 		os.Mkdir(dir, 0o755)
 		r.cmd.Dir = "/"
