@@ -169,11 +169,12 @@ func (c *Client) together(ctx context.Context, l *link, asking, acknowledged boo
 	got := pipe.Eval(ctx, script, []string{key}, args...)
 	var wait *goredis.Cmd
 	if acknowledged && c.settings.replicas > 0 {
-		limit := defaultTimeout
+		limit := defaultTimeout // after which no answer is read any more
 		if deadline, ok := ctx.Deadline(); ok {
-			limit = max(time.Until(deadline)*3/4, time.Millisecond) // zero would be for ever
+			limit = min(limit, time.Until(deadline))
 		}
-		wait = pipe.Do(ctx, "wait", c.settings.replicas, limit.Milliseconds()+1)
+		// The rest is for the answer. Zero would be for ever.
+		wait = pipe.Do(ctx, "wait", c.settings.replicas, max(limit*3/4, time.Millisecond).Milliseconds()+1)
 	}
 	_, err := pipe.Exec(ctx)
 	if got.Err() != nil {
