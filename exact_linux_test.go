@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/underlease/underlease/backends/backendtest/servers"
 	"github.com/underlease/underlease/signals"
 )
 
@@ -258,9 +259,7 @@ func TestVersionTellsWhetherTheEntryIsThere(t *testing.T) {
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	servers.WriteProgram(t, path, []byte(text))
 }
 
 func waitForFile(t *testing.T, path string) {

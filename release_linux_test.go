@@ -19,6 +19,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/underlease/underlease/backends/backendtest/servers"
 )
 
 // released builds the program as the Makefile and releases do, once.
@@ -48,9 +50,7 @@ func install(t *testing.T, dir string) (path string) {
 		t.Fatal(err)
 	}
 	path = filepath.Join(dir, "underlease")
-	if err := os.WriteFile(path, program, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	servers.WriteProgram(t, path, program)
 	return path
 }
 

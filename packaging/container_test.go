@@ -132,9 +132,7 @@ func scratch(t *testing.T, i image, built string) (dir string) {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, c[1])), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, c[1]), b, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		servers.WriteProgram(t, filepath.Join(dir, c[1]), b)
 	}
 	source := t.TempDir()
 	write(t, source, map[string]string{"main.go": program})

@@ -55,9 +55,7 @@ func startCron(t *testing.T, name string, files map[string]string) *cronHost {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(h.dir, "sbin/cron"), cron, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	servers.WriteProgram(t, filepath.Join(h.dir, "sbin/cron"), cron)
 	h.cmd = exec.Command("unshare", "--mount", "--uts", "--propagation", "private", "sh", "-c", cronScript, "sh", h.dir, name)
 	h.cmd.Stdout, h.cmd.Stderr, h.cmd.WaitDelay = &h.words, &h.words, time.Second
 	h.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

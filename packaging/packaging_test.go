@@ -26,6 +26,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/underlease/underlease/backends/backendtest/servers"
 )
 
 // patience is how long something may take that has to happen, on a machine that is busy with other things.
@@ -103,9 +105,7 @@ func install(t *testing.T, dir string) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "underlease"), b, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	servers.WriteProgram(t, filepath.Join(dir, "underlease"), b)
 }
 
 // within polls until f is true, and returns false if it is not in time.

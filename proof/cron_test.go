@@ -201,9 +201,7 @@ func copyFile(t *testing.T, from, to string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(to, b, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	servers.WriteProgram(t, to, b)
 }
 
 type sums map[string][sha256.Size]byte

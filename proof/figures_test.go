@@ -194,9 +194,7 @@ func TestACommandThatCannotStartGivesTheLeaseBackAtOnce(t *testing.T) {
 	dir, where := t.TempDir(), store(t)
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		servers.WriteProgram(t, path, []byte(text))
 		return path
 	}
 	stamps := filepath.Join(dir, "stamps")
