@@ -282,4 +282,7 @@ func TestAKillDuringTheStartLeavesNothing(t *testing.T) {
 	}
 	report := judge(t, dir)
 	t.Logf("%d rounds, %d commands had begun; everything gone after %v (median), %v (p99)", rounds, report.Runs, quantile(gone, 0.5), quantile(gone, 0.99))
+	if median := quantile(gone, 0.5); median > time.Second {
+		t.Errorf("with a grace of 30ms everything was gone after %v in the middle, want at most a second", median)
+	}
 }

@@ -85,6 +85,9 @@ func TestAfterAStartThatFailedTheEventsEndWithTheTree(t *testing.T) {
 			for ev := range g.Events() {
 				t.Errorf("round %d: event %+v of a command that was not started", i, ev)
 			}
+			if left := marked(marker); len(left) > 0 || alive(pid) {
+				t.Fatalf("round %d: got %v, and left are %v", i, err, left)
+			}
 			continue
 		}
 		<-seen

@@ -34,7 +34,7 @@ type Harness struct {
 	// Slack is how much later than promised an expiry or the end of a hold may be seen.
 	Slack time.Duration
 	// Wake is how soon a waiter has to be told, where the store can notify. Zero is 2.5 s: more than a machine stands still for, and less
-	// than the 3 s after which a waiter that nobody tells looks by itself.
+	// than the 3 s after which a waiter of a network store that nobody tells looks by itself. One that looks sooner needs a test of its own.
 	Wake time.Duration
 	// Ticks says that the server ends grants by a tick of its own, which comes late where the server stood still. A look there changes
 	// nothing.

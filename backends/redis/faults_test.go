@@ -78,7 +78,7 @@ func renew(t *testing.T, s *backends.Store, g backends.Grant) error {
 	return err
 }
 
-// confirmed is heard where the word of replicas is waited for, for three quarters of the limit. The answer has to be back before its end.
+// confirmed is heard where the word of replicas is waited for: for three quarters of the limit, or of the 5 s after which no answer is read.
 func confirmed(t *testing.T, s *backends.Store, r backends.Request) (backends.Grant, error) {
 	t.Helper()
 	return tries(t, confirming, func(ctx context.Context) (backends.Grant, error) { return s.Acquire(ctx, r) })

@@ -363,7 +363,7 @@ func await(what string, ok func() bool) error {
 }
 
 // ports returns free ports. They lie below those that the kernel gives to outgoing connections, which could otherwise take one before the
-// server does, and above those of the servers of tests.
+// server does, and above those that the servers of tests are asked for at.
 func ports(n int) (all []int, err error) {
 	const first, last = 22000, 32000
 	for tries := 0; len(all) < n; tries++ {

@@ -3,6 +3,7 @@
 package servers
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/user"
@@ -49,7 +50,12 @@ func (p *Process) family(sig syscall.Signal) []int {
 	p.t.Helper()
 	p.signal(sig) // the parent first: a stopped one makes no more
 	if sig == syscall.SIGSTOP {
-		p.awaitStopped()
+		Within(p.t, patience, p.command.Name+" is stopped", func() error {
+			if !p.still() {
+				return errors.New("it is not")
+			}
+			return nil
+		})
 	}
 	all := descendants(p.Pid())
 	for _, pid := range all {
@@ -72,15 +78,10 @@ func (p *Process) freezeAll() {
 	})
 }
 
-// awaitStopped waits until the process that was started makes no children any more: it has stopped, or ended.
-func (p *Process) awaitStopped() {
-	p.t.Helper()
-	Within(p.t, patience, p.command.Name+" is stopped", func() error {
-		if s := status(p.Pid()); s != 'T' && s != 'Z' && s != 0 {
-			return fmt.Errorf("its state is %c", s)
-		}
-		return nil
-	})
+// still tells that the process that was started makes no children any more: it has stopped, or ended.
+func (p *Process) still() bool {
+	s := status(p.Pid())
+	return s == 'T' || s == 'Z' || s == 0
 }
 
 // killAll kills a server of several processes and returns when all are gone.
@@ -88,7 +89,9 @@ func (p *Process) killAll() {
 	p.t.Helper()
 	// A child that is made after the look would outlive its parent for a moment, with all that a server which is started again wants to have.
 	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err == nil {
-		p.awaitStopped()
+		for end := time.Now().Add(patience); !p.still() && time.Now().Before(end); time.Sleep(pace) {
+			// If it does not stop, it is killed all the same.
+		}
 	}
 	all := append(descendants(p.Pid()), p.Pid())
 	for _, pid := range all {
