@@ -494,7 +494,7 @@ func TestDatabaseAWaiterSurvivesARestart(t *testing.T) {
 // C49: eight waiters, jobs that take no time: within a second where they are told.
 func TestDatabaseEightWaitersAreSoonDone(t *testing.T) {
 	databases(t, func(t *testing.T, d *database) {
-		a := d.run(d.straight(), nil, d.job(time.Minute))
+		a := d.run(d.straight(), nil, d.job(time.Minute, "obedient"))
 		a.begins()
 		var all []*live
 		for i := range 8 {

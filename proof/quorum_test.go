@@ -546,7 +546,7 @@ func TestQuorumTwoContainersWithOneNameAndOnePid(t *testing.T) {
 // C49: eight waiters, jobs that take no time.
 func TestQuorumEightWaitersAreDoneWithinASecond(t *testing.T) {
 	both(t, 1, func(t *testing.T, q *quorum) {
-		a := q.run(q.straight(), nil, q.job(time.Minute))
+		a := q.run(q.straight(), nil, q.job(time.Minute, "obedient"))
 		a.begins()
 		var all []*live
 		for i := range 8 {
@@ -616,7 +616,7 @@ func TestQuorumAHandoverCostsTheSameWithManyWaiters(t *testing.T) {
 // handoversOf hands a lease on from one waiter to the next, and returns what each handover takes.
 func handoversOf(t *testing.T, name string, q *quorum, url string, waiters int) (requests float64, median time.Duration) {
 	t.Helper()
-	a := q.run(q.straight(), nil, q.job(time.Minute))
+	a := q.run(q.straight(), nil, q.job(time.Minute, "obedient")) // a handover after a clean end
 	a.begins()
 	var all []*live
 	for i := range waiters {

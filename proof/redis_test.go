@@ -806,7 +806,7 @@ func handover(t *testing.T, what string, bar time.Duration, measure func() (medi
 func TestRedisAHandoverCostsTheSameWithAHundredWaiters(t *testing.T) {
 	handOn := func(many int) time.Duration {
 		f := newField(t, servers.RedisOptions{})
-		a := f.run(f.straight(), nil, f.job(time.Minute))
+		a := f.run(f.straight(), nil, f.job(time.Minute, "obedient")) // a handover after a clean end
 		a.begins()
 		var all []*live
 		for i := range many {

@@ -52,14 +52,14 @@ func (s Store) gather(lease string, waiters int, flags ...string) (p *party, err
 			p.end()
 		}
 	}()
-	run := func(more []string, lasts string) *exec.Cmd {
-		args := slices.Concat([]string{"run", "--backend", s.URL, "--log-level", "error"}, flags, more, []string{lease, "--", s.Job, p.dir, lasts})
+	run := func(more []string, job ...string) *exec.Cmd {
+		args := slices.Concat([]string{"run", "--backend", s.URL, "--log-level", "error"}, flags, more, []string{lease, "--", s.Job, p.dir}, job)
 		c := &exec.Cmd{Path: s.Underlease, Args: append([]string{s.Underlease}, args...), Env: []string{"PATH=/usr/bin:/bin"}}
 		// Whatever ends the bench ends it.
 		c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 		return c
 	}
-	p.holder = run(nil, "10m")
+	p.holder = run(nil, "10m", "obedient")
 	p.holder.Stderr = &p.words
 	if err := p.holder.Start(); err != nil {
 		return nil, err
@@ -112,8 +112,8 @@ func (p *party) end() {
 	_ = os.RemoveAll(p.dir)
 }
 
-// Handovers lets a holder end by SIGTERM while so many wait, and returns, for each that has waited, the time from the last stamp of the
-// command before to the first stamp of its own.
+// Handovers ends a holder while so many wait, and returns, for each that has waited, the time from the last stamp of the command before, which
+// ends well, to the first stamp of its own.
 func (s Store) Handovers(lease string, waiters int) (gaps []time.Duration, err error) {
 	p, err := s.gather(lease, waiters)
 	if err != nil {
@@ -123,7 +123,7 @@ func (s Store) Handovers(lease string, waiters int) (gaps []time.Duration, err e
 	if err := p.holder.Process.Signal(syscall.SIGTERM); err != nil {
 		return nil, err
 	}
-	_ = p.holder.Wait() // ended by the signal
+	_ = p.holder.Wait()
 	lives, err := p.await()
 	if err != nil {
 		return nil, err

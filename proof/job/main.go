@@ -7,6 +7,7 @@
 // It writes its stamps into DIR until DURATION is over, and its term to standard output once it has begun. The words:
 //
 //	stubborn   ignore SIGTERM
+//	obedient   end at SIGTERM as when DURATION is over
 //	tree       start descendants that stamp too, ignore SIGTERM and live for a minute: a background process, one in a
 //	           session of its own, and one whose parent ends at once
 package main
@@ -61,6 +62,10 @@ func job(dir, duration string, words []string) error {
 	if has(leaf) || has("stubborn") {
 		signal.Ignore(syscall.SIGTERM, syscall.SIGHUP)
 	}
+	told := make(chan os.Signal, 1)
+	if has("obedient") {
+		signal.Notify(told, syscall.SIGTERM)
+	}
 	w, err := stamps.Create(dir, first, term)
 	if err != nil {
 		return err
@@ -88,6 +93,8 @@ func job(dir, duration string, words []string) error {
 				return err
 			}
 		case <-over.C:
+			return w.Put(stamps.End)
+		case <-told:
 			return w.Put(stamps.End)
 		}
 	}
