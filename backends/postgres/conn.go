@@ -131,17 +131,17 @@ func (d *database) Acquire(ctx context.Context, t table.Take) (*table.Row, error
 		return table.First(d.address, t.Key, got, err)
 	}
 	if t.Slots > 1 {
-		return ask(d.text.acquire)
+		return ask(d.text.of(acquire))
 	}
-	if row, err := ask(d.text.takeOne); err != nil || row != nil {
+	if row, err := ask(d.text.of(takeOne)); err != nil || row != nil {
 		return row, err
 	}
-	return ask(d.text.acquireOne)
+	return ask(d.text.of(acquireOne))
 }
 
 // Renew implements [table.Database].
 func (d *database) Renew(ctx context.Context, h table.Held) (ok, asked bool, err error) {
-	got, err := d.query(ctx, d.text.renew, raw(h.Namespace), raw(h.Lease), h.Slot, h.Digest, h.Term)
+	got, err := d.query(ctx, d.text.of(renew), raw(h.Namespace), raw(h.Lease), h.Slot, h.Digest, h.Term)
 	if err != nil || len(got) == 0 {
 		return false, false, err
 	}
@@ -150,13 +150,13 @@ func (d *database) Renew(ctx context.Context, h table.Held) (ok, asked bool, err
 
 // Release implements [table.Database].
 func (d *database) Release(ctx context.Context, h table.Held, end []byte, drop bool) error {
-	_, err := d.query(ctx, d.text.release, raw(h.Namespace), raw(h.Lease), h.Slot, h.Digest, h.Term, end, drop, d.channel(h.Key))
+	_, err := d.query(ctx, d.text.of(release), raw(h.Namespace), raw(h.Lease), h.Slot, h.Digest, h.Term, end, drop, d.channel(h.Key))
 	return err
 }
 
 // Read implements [table.Database].
 func (d *database) Read(ctx context.Context, k table.Key) (*table.Row, error) {
-	got, err := d.query(ctx, d.text.read, raw(k.Namespace), raw(k.Lease))
+	got, err := d.query(ctx, d.text.of(read), raw(k.Namespace), raw(k.Lease))
 	row, err := table.First(d.address, k, got, err)
 	if row != nil {
 		row.Ends, row.Records = got[0][6], got[0][7]
@@ -166,13 +166,13 @@ func (d *database) Read(ctx context.Context, k table.Key) (*table.Row, error) {
 
 // Look implements [table.Database].
 func (d *database) Look(ctx context.Context, k table.Key) (*table.Row, error) {
-	got, err := d.query(ctx, d.text.look, raw(k.Namespace), raw(k.Lease))
+	got, err := d.query(ctx, d.text.of(look), raw(k.Namespace), raw(k.Lease))
 	return table.First(d.address, k, got, err)
 }
 
 // List implements [table.Database].
 func (d *database) List(ctx context.Context, namespace, after string, most int) ([]*table.Row, error) {
-	got, err := d.query(ctx, d.text.list, raw(namespace), raw(after), most)
+	got, err := d.query(ctx, d.text.of(list), raw(namespace), raw(after), most)
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +186,7 @@ func (d *database) List(ctx context.Context, namespace, after string, most int) 
 
 // Insert implements [table.Database].
 func (d *database) Insert(ctx context.Context, k table.Key) error {
-	_, err := d.query(ctx, d.text.insert, raw(k.Namespace), raw(k.Lease))
+	_, err := d.query(ctx, d.text.of(insert), raw(k.Namespace), raw(k.Lease))
 	return err
 }
 
@@ -196,25 +196,25 @@ func (d *database) Write(ctx context.Context, k table.Key, c table.Change) (bool
 	if c.Wake {
 		channel = d.channel(k)
 	}
-	got, err := d.query(ctx, d.text.write, raw(k.Namespace), raw(k.Lease), c.Revision, c.Before, c.Version, c.Gone, c.Slots, c.Ends, c.Records, channel)
+	got, err := d.query(ctx, d.text.of(write), raw(k.Namespace), raw(k.Lease), c.Revision, c.Before, c.Version, c.Gone, c.Slots, c.Ends, c.Records, channel)
 	return len(got) > 0, err
 }
 
 // Prune implements [table.Database].
 func (d *database) Prune(ctx context.Context) error {
-	_, err := d.query(ctx, d.text.prune)
+	_, err := d.query(ctx, d.text.of(prune))
 	return err
 }
 
 // Mark implements [table.Database].
 func (d *database) Mark(ctx context.Context, k table.Key) (*table.Mark, error) {
-	got, err := d.query(ctx, d.text.mark, raw(k.Namespace), raw(k.Lease))
+	got, err := d.query(ctx, d.text.of(mark), raw(k.Namespace), raw(k.Lease))
 	return table.FirstMark(d.address, k, got, err)
 }
 
 // Unmark implements [table.Database].
 func (d *database) Unmark(ctx context.Context, k table.Key, version int64) error {
-	_, err := d.query(ctx, d.text.unmark, raw(k.Namespace), raw(k.Lease), version)
+	_, err := d.query(ctx, d.text.of(unmark), raw(k.Namespace), raw(k.Lease), version)
 	return err
 }
 

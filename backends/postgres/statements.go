@@ -3,14 +3,30 @@ package postgres
 import (
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/underlease/underlease/backends"
 	"github.com/underlease/underlease/backends/table"
 )
 
-// sql are the statements, with the names of the tables in them.
+// sql makes statements with the names of the tables in them.
 type sql struct {
-	acquire, acquireOne, takeOne, renew, release, read, look, list, insert, write, prune, mark, unmark string
+	fill *strings.Replacer
+
+	mu   sync.Mutex
+	made map[string]string
+}
+
+// of returns a statement. It is made when it is first asked for: a run needs two or three of them, and waits for that.
+func (s *sql) of(statement string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	text, ok := s.made[statement]
+	if !ok {
+		text = s.fill.Replace(s.fill.Replace(statement)) // what is filled in has names, too
+		s.made[statement] = text
+	}
+	return text
 }
 
 // micros is the server's clock. It is read when it is reached, not when the transaction began.
@@ -32,19 +48,13 @@ func (s *settings) name(suffix string) string {
 }
 
 func statements(s *settings) *sql {
-	fill := strings.NewReplacer(
+	return &sql{made: map[string]string{}, fill: strings.NewReplacer(
 		"{leases}", s.name(""), "{micros}", micros, "{durable}", durable, "{none}", table.None, "{unknown}", table.Unknown,
 		"{largest}", strconv.FormatInt(int64(backends.MaxTerm), 10), "{length}", strconv.Itoa(table.Ends),
 		"{form}", strconv.Itoa(table.Form), "{slot}", newSlot, "{choice}", choice, "{fresh}", fresh,
 		"{day}", "86400000", "{days}", strconv.FormatInt(table.Gone(0), 10),
 		"{row}", row, "{marks}", s.name("_marks"),
-	)
-	twice := func(s string) string { return fill.Replace(fill.Replace(s)) }
-	return &sql{
-		acquire: twice(acquire), acquireOne: twice(acquireOne), takeOne: twice(takeOne), renew: twice(renew), release: twice(release), read: twice(read), look: twice(look),
-		list: twice(list), insert: twice(insert), write: twice(write), prune: twice(prune),
-		mark: twice(mark), unmark: twice(unmark),
-	}
+	)}
 }
 
 // newSlot is what an acquisition puts into a slot. Parameters: 3 digest, 5 holder, 6 ttl, 7 hold.
@@ -133,10 +143,14 @@ const (
 const acquireOne = inserted + assignOne + `
 	WHERE ` + freeOne + outcome
 
-// takeOne is acquireOne where the row is there and the slot is free, as they are for most, which is worth another half. Where it
-// changes nothing, the other one has to be asked.
-const takeOne = `UPDATE {leases} AS u SET (revision, term, gone, slots, ends) = ` + assignOne + `
-	WHERE namespace = $1::bytea AND lease = $2::bytea AND ` + freeOne + `
+// takeOne is acquireOne where the one slot was given back, as it is for most, which is worth another millisecond. Where it changes nothing,
+// the other one has to be asked.
+const takeOne = `UPDATE {leases} AS u SET (revision, term, gone, slots) = (
+		SELECT u.revision + 1, term, greatest(u.gone, (ms + greatest($6::bigint, $7::bigint)) / {day} + {days}), jsonb_build_array({slot})
+		FROM (SELECT ms, greatest(u.term + 1, ms) AS term, u.slots->0->'p' AS p FROM (SELECT {micros} / 1000 AS ms OFFSET 0) m) n
+	)
+	WHERE namespace = $1::bytea AND lease = $2::bytea AND u.form = {form} AND u.term < {largest} AND {fresh} AND $4::int = 1
+		AND u.slots->0->>'h' = '' AND u.slots->1 IS NULL AND (u.slots->0->>'k')::bigint <= {micros} / 1000
 	RETURNING {micros}, form, revision, term, version, slots, {durable}`
 
 // Parameters: 1 namespace, 2 lease, 3 slot, 4 digest, 5 term.

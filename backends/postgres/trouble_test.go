@@ -273,19 +273,19 @@ func TestEveryStatementUsesAnIndex(t *testing.T) {
 	}
 	key := `'\x'::bytea, '\x726f772d303030303037'::bytea`
 	for name, c := range map[string]struct{ sql, args string }{
-		"acquire": {d.text.acquire, key + `, 'h', '1', 'w', '1', '0'`},
-		"one":     {d.text.acquireOne, key + `, 'h', '1', 'w', '1', '0'`},
-		"take":    {d.text.takeOne, key + `, 'h', '1', 'w', '1', '0'`},
-		"renew":   {d.text.renew, key + `, '0', 'h', '1'`},
-		"release": {d.text.release, key + `, '0', 'h', '1', '{}', 'false', 'c'`},
-		"read":    {d.text.read, key},
-		"look":    {d.text.look, key},
-		"insert":  {d.text.insert, key},
-		"write":   {d.text.write, key + `, '1', '0', '1', '0', '[]', NULL, NULL, NULL`},
-		"list":    {d.text.list, `'\x6e'::bytea, '\x'::bytea, 500`},
-		"prune":   {d.text.prune, ""},
-		"mark":    {d.text.mark, key},
-		"unmark":  {d.text.unmark, key + ", '1'"},
+		"acquire": {d.text.of(acquire), key + `, 'h', '1', 'w', '1', '0'`},
+		"one":     {d.text.of(acquireOne), key + `, 'h', '1', 'w', '1', '0'`},
+		"take":    {d.text.of(takeOne), key + `, 'h', '1', 'w', '1', '0'`},
+		"renew":   {d.text.of(renew), key + `, '0', 'h', '1'`},
+		"release": {d.text.of(release), key + `, '0', 'h', '1', '{}', 'false', 'c'`},
+		"read":    {d.text.of(read), key},
+		"look":    {d.text.of(look), key},
+		"insert":  {d.text.of(insert), key},
+		"write":   {d.text.of(write), key + `, '1', '0', '1', '0', '[]', NULL, NULL, NULL`},
+		"list":    {d.text.of(list), `'\x6e'::bytea, '\x'::bytea, 500`},
+		"prune":   {d.text.of(prune), ""},
+		"mark":    {d.text.of(mark), key},
+		"unmark":  {d.text.of(unmark), key + ", '1'"},
 	} {
 		args := ""
 		if c.args != "" {

@@ -34,7 +34,7 @@ func (d *database) Listen(ctx context.Context, k table.Key, left func(*table.Row
 			c.told = false
 			return nil
 		}
-		got, err := c.query(ctx, d.text.look, raw(k.Namespace), raw(k.Lease))
+		got, err := c.query(ctx, d.text.of(look), raw(k.Namespace), raw(k.Lease))
 		row, err := table.First(d.address, k, got, err)
 		if d.Missing(err) {
 			return nil
