@@ -473,6 +473,7 @@ func (k *keeper) end(ctx context.Context, release bool, gone signals.Instant) Re
 	if k.leased {
 		res.Held = k.since(k.acquired)
 	}
+	drain(k.tree, dismissWithin) // the guardian, where that ended beside the release
 	return res
 }
 

@@ -180,7 +180,7 @@ type Tree interface {
 	Tend()
 	// Descendants counts the living processes of the tree.
 	Descendants() int
-	// Events delivers what happens after Start. It is closed after [signals.Gone].
+	// Events delivers what happens after Start. It is closed after [signals.Gone], when the guardian has ended, too.
 	Events() <-chan signals.Event
 	// Close ends a guardian that has started no command. Events is closed when it has ended.
 	Close()

@@ -47,6 +47,7 @@ type Guardian struct {
 	command    atomic.Int64 // pid
 	shot       atomic.Bool  // we ended the guardian ourselves
 	ours       atomic.Bool  // we, or the guardian by itself, have begun to end the command
+	keeps      atomic.Bool  // the guardian keeps something until it ends: a lock, a control group, a namespace
 	backup     sync.Once
 	modes      modes      // of the terminal
 	halt       sync.Mutex // held while this process is stopped because the command is
@@ -158,9 +159,15 @@ func (g *Guardian) watch() {
 		}
 	}
 	close(g.answers)
+	// Nobody has to wait until a guardian has ended that says that the tree is gone and keeps nothing else: to end takes it half a millisecond.
+	ran := g.command.Load() != 0 || g.started.Load() != 0
+	told := over && ran && !g.keeps.Load() && !g.ours.Load()
+	if told {
+		g.report(Event{Kind: Gone, At: gone})
+	}
 	g.collect()
 	g.sock.Close()
-	if g.command.Load() != 0 || g.started.Load() != 0 {
+	if ran && !told {
 		if !over {
 			g.ours.Store(true)
 			g.takeOver()
@@ -179,8 +186,8 @@ func (g *Guardian) watch() {
 	close(g.events)
 }
 
-// collect waits for the guardian, whose connection has ended. It is collected before the tree counts as gone, so that the time that the
-// command used is accounted to us.
+// collect waits for the guardian, whose connection has ended. It is collected before the events end, so that the time that the command used
+// is accounted to us.
 func (g *Guardian) collect() {
 	var ws syscall.WaitStatus
 	for {
@@ -251,12 +258,13 @@ func (g *Guardian) bySignal() bool {
 }
 
 // Events delivers what happens after Start, whatever that returned, and has to be read until it is closed: after [Gone], when no process of
-// the tree is left and the guardian is collected. Without a command it is closed when the guardian is collected; that has no
-// descriptor open any more by then, so that a pinned lock is free unless this process holds it itself.
+// the tree is left and what the guardian kept beside it is free. It is closed when the guardian is collected; also without a command that has
+// no descriptor open any more by then, so that a pinned lock is free unless this process holds it itself.
 func (g *Guardian) Events() <-chan Event { return g.events }
 
 // Pin hands copies of descriptors to the guardian, which holds them until the tree is empty, and returns when it has acknowledged them.
 func (g *Guardian) Pin(fds []int) error {
+	g.keeps.Store(true)
 	for len(fds) > 0 {
 		n := min(len(fds), 16)
 		if e := g.order(guard.Order{Op: guard.OpPin}, fds[:n]...); e != 0 {
@@ -292,6 +300,9 @@ func (g *Guardian) Start(c Command, d Deadlines) (int, error) {
 	fds, err := g.isolate(c, &sealed)
 	if err != nil {
 		return 0, &StartError{Path: c.Path, Isolate: err}
+	}
+	if g.box != nil || g.inside {
+		g.keeps.Store(true)
 	}
 	fd, e := sealed.Seal()
 	if e != 0 {
