@@ -71,7 +71,7 @@ func onPostgres(t *testing.T, o servers.PostgresOptions) *database {
 	p := servers.StartPostgres(t, o)
 	d := &database{
 		field:  &field{t: t, dir: t.TempDir(), proxy: proxy.New(t, p.Addr()), addr: p.Addr()},
-		server: p, acquires: "SET (revision, term, gone, slots, ends)", renews: "RETURNING u.slots->$3", row: `lease = '\x6c'`,
+		server: p, acquires: "SET (revision, term, gone, slots", renews: "RETURNING u.slots->$3", row: `lease = '\x6c'`,
 	}
 	d.url = func(addr string) string { return "postgres://lease@" + addr + "/lease?sslmode=disable" }
 	d.holder = func() string {

@@ -19,10 +19,10 @@ var harness = tabletest.Harness{
 		return p
 	},
 	URL: func(addr string) string { return "postgres://lease@" + addr + "/lease?sslmode=disable" }, Open: opened,
-	OfAcquire: "SET (revision, term, gone, slots, ends)", OfRenew: "RETURNING u.slots->$3", OfRelease: "RETURNING pg_notify",
+	OfAcquire: "SET (revision, term, gone, slots", OfRenew: "RETURNING u.slots->$3", OfRelease: "RETURNING pg_notify",
 	Greeting: 1, Busy: 2, Columns: "term, revision, slots, ends, records, gone", Where: where,
 	Mark: "SELECT underlease_mark('%s', %d, '%s')", Sleeping: "SELECT pg_sleep(1)",
-	Waiting: "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%(revision, term, gone, slots, ends)%' AND pid <> pg_backend_pid()",
+	Waiting: "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%(revision, term, gone, slots%' AND pid <> pg_backend_pid()",
 	Collide: map[string]string{"deadlock": collide("deadlock_detected"), "serialization": collide("serialization_failure")},
 	Rest:    "DROP TRIGGER collide ON underlease; DROP FUNCTION collide; DROP SEQUENCE collisions",
 	Stuff: func(namespace string, n int) []string {
