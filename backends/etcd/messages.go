@@ -290,6 +290,8 @@ func ttlResponse(b []byte) (seconds int64, err error) {
 
 // happened is what a watch says.
 type happened struct {
+	revision  int64 // of the store
+	created   bool  // the first word
 	events    bool
 	canceled  bool
 	compacted bool
@@ -299,6 +301,11 @@ type happened struct {
 func watchResponse(b []byte) (h happened, err error) {
 	err = fields(b, func(field uint64, n int64, b []byte) error {
 		switch field {
+		case 1:
+			h.revision, err = revision(b)
+			return err
+		case 3:
+			h.created = n != 0
 		case 4:
 			h.canceled = n != 0
 		case 5:
