@@ -319,7 +319,7 @@ func TestAWaiterListensOnItsOwnConnectionAlone(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
 			go func() { done <- s.Backend.(backends.Waiter).WaitFree(ctx, req) }()
-			time.Sleep(300 * time.Millisecond)
+			time.Sleep(300 * time.Millisecond) // the length of a wait in which several questions are asked
 			// A call that ends while its question is under way costs its connection. This one ends between two.
 			idle := 0
 			servers.Within(t, 10*time.Second, "nothing is asked", func() error {
