@@ -20,6 +20,7 @@ type database struct {
 	address  string
 	text     *sql
 	pool     *table.Pool[*conn]
+	turn     time.Duration
 }
 
 var (
@@ -31,7 +32,9 @@ var (
 type conn struct {
 	*pgconn.PgConn
 	listens string // the channel, or empty
-	told    bool   // since the last look
+	told    int    // how often, since it was looked at last
+	before  int    // how many came before it and wait, when it looked last
+	blind   bool   // it may not see others' sessions
 }
 
 // Usable implements [table.Conn].
@@ -75,7 +78,7 @@ func (d *database) dial(ctx context.Context) (*conn, error) {
 	config := d.settings.config.Copy()
 	config.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) {
 		if n.Channel == c.listens {
-			c.told = true
+			c.told++
 		}
 	}
 	var err error
@@ -126,17 +129,25 @@ type raw string
 
 // Acquire implements [table.Database]. A second statement says what is in the way, or makes the row of a lease that is new.
 func (d *database) Acquire(ctx context.Context, t table.Take) (*table.Row, error) {
-	ask := func(text string) (*table.Row, error) {
-		got, err := d.query(ctx, text, raw(t.Namespace), raw(t.Lease), t.Digest, t.Slots, t.Holder, t.TTL, t.Hold)
-		return table.First(d.address, t.Key, got, err)
-	}
-	if t.Slots > 1 {
-		return ask(d.text.of(acquire))
-	}
-	if row, err := ask(d.text.of(takeOne)); err != nil || row != nil {
+	ask := func(text, queued string) (row *table.Row, err error) {
+		params := []any{raw(t.Namespace), raw(t.Lease), t.Digest, t.Slots, t.Holder, t.TTL, t.Hold}
+		err = d.pool.Do(ctx, func(c *conn) error {
+			if c.queued() {
+				text, params = queued, append(params, d.settings.config.RuntimeParams["application_name"])
+			}
+			got, err := c.query(ctx, d.text.of(text), params...)
+			row, err = table.First(d.address, t.Key, got, err)
+			return err
+		})
 		return row, err
 	}
-	return ask(d.text.of(acquireOne))
+	if t.Slots > 1 {
+		return ask(acquire, acquireQueued)
+	}
+	if row, err := ask(takeOne, takeOneQueued); err != nil || row != nil {
+		return row, err
+	}
+	return ask(acquireOne, acquireOneQueued)
 }
 
 // Renew implements [table.Database].

@@ -16,9 +16,10 @@
 // A commit is waited for even where the role has synchronous_commit off: a grant that is forgotten in a crash is none. That of a
 // release is not.
 //
-// Who waits listens on a channel of the lease, which a release notifies. Behind a pooler, which shows by the number of the
-// server's process, that would reach anybody, and those that wait look themselves, with a reading statement, four times a
-// second at most.
+// Who waits listens on a channel of the lease, which a release notifies. The name of its session says since when, so that the others
+// see how many came before them: the first asks at once, and the others look later, one after the other. Behind a pooler, which shows
+// by the number of the server's process, that would reach anybody, and those that wait look themselves, with a reading statement, four
+// times a second at most.
 //
 // # The limits
 //
@@ -64,7 +65,7 @@ func newDatabase(u *url.URL) (*database, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &database{settings: s, address: s.address(), text: statements(s)}
+	d := &database{settings: s, address: s.address(), text: statements(s), turn: turn}
 	d.pool = &table.Pool[*conn]{Dial: d.dial}
 	return d, nil
 }

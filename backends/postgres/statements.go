@@ -53,6 +53,7 @@ func statements(s *settings) *sql {
 		"{largest}", strconv.FormatInt(int64(backends.MaxTerm), 10), "{length}", strconv.Itoa(table.Ends),
 		"{form}", strconv.Itoa(table.Form), "{slot}", newSlot, "{choice}", choice, "{fresh}", fresh,
 		"{day}", "86400000", "{days}", strconv.FormatInt(table.Gone(0), 10),
+		"{named}", strconv.Itoa(len(queued)-len("%s")+queueDigits),
 		"{row}", row, "{marks}", s.name("_marks"),
 	)}
 }
@@ -88,7 +89,9 @@ const inserted = `WITH a AS (
 
 // Parameters: 1 namespace, 2 lease, 3 digest, 4 slots, 5 holder, 6 ttl, 7 hold. What stands in the way is read from the
 // statement's own snapshot, which may be older than the row that was found to be taken; then it explains nothing.
-const acquire = inserted + `(
+const acquire = acquireRow + returned + outcome
+
+const acquireRow = inserted + `(
 		SELECT u.revision + 1,
 			CASE WHEN c.own THEN u.term ELSE c.term END,
 			greatest(u.gone, (c.ms + greatest($6::bigint, $7::bigint)) / {day} + {days}),
@@ -103,12 +106,25 @@ const acquire = inserted + `(
 			END
 		FROM {choice} c
 	)
-	WHERE u.form = {form} AND u.term < {largest} AND {fresh} AND EXISTS (SELECT FROM {choice} c)
-` + outcome
+	WHERE u.form = {form} AND u.term < {largest} AND {fresh} AND EXISTS (SELECT FROM {choice} c)`
+
+const returned = `
+RETURNING form, revision, term, version, slots`
+
+// leave gives the session its own name back, and with it the place among those that wait, if there was a grant.
+//
+// Parameters: 8 the name.
+const leave = `, set_config('application_name', $8, false)`
+
+// The same from a connection on which somebody waits.
+const (
+	acquireQueued    = acquireRow + returned + leave + outcome
+	acquireOneQueued = acquireOneRow + returned + leave + outcome
+	takeOneQueued    = takeOne + leave
+)
 
 // outcome is the row that was written, or the one that is in the way.
 const outcome = `
-RETURNING form, revision, term, version, slots
 )
 SELECT {micros}, form, revision, term, version, slots FROM a
 UNION ALL
@@ -140,8 +156,10 @@ const (
 
 // acquireOne is acquire for who may take the first slot alone. To a server's process that was just started for this connection,
 // and has to look up everything that a statement mentions, it is worth one to two milliseconds.
-const acquireOne = inserted + assignOne + `
-	WHERE ` + freeOne + outcome
+const acquireOne = acquireOneRow + returned + outcome
+
+const acquireOneRow = inserted + assignOne + `
+	WHERE ` + freeOne
 
 // takeOne is acquireOne where the one slot was given back, as it is for most, which is worth another millisecond. Where it changes nothing,
 // the other one has to be asked.
@@ -181,6 +199,15 @@ const release = `UPDATE {leases} AS u SET
 const row = `{micros}, form, revision, term, version, slots`
 
 const look = `SELECT {row} FROM {leases} WHERE namespace = $1::bytea AND lease = $2::bytea`
+
+// lookQueued is look, and how many sessions of this database wait for the lease and came before. Names that others cannot read are null.
+//
+// Source: PostgreSQL, pg_stat_activity: "application_name" is shown to everybody, as pid and datid are; what a session does is not.
+const lookQueued = `SELECT {row}, (
+	SELECT count(*) FROM pg_stat_get_activity(NULL) a, pg_stat_get_activity(pg_backend_pid()) me
+	WHERE a.datid = me.datid AND left(a.application_name, {named}) = left(me.application_name, {named})
+		AND (a.application_name COLLATE "C", a.pid) < (me.application_name COLLATE "C", me.pid)
+) FROM {leases} WHERE namespace = $1::bytea AND lease = $2::bytea`
 
 const read = `SELECT {row}, ends, records FROM {leases} WHERE namespace = $1::bytea AND lease = $2::bytea`
 
