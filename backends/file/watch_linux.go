@@ -47,10 +47,13 @@ func (c *Client) watch(ctx context.Context) *watch {
 	return w
 }
 
+// close does not wait: whoever was told that a lease is free would lose it meanwhile to others.
+//
+// Source: Linux, fs/notify/mark.c: the last close of an inotify instance waits for a grace period of SRCU, 5 to 25 ms.
 func (w *watch) close() {
 	if w != nil {
 		w.stop()
-		_ = w.file.Close()
+		go func() { _ = w.file.Close() }()
 	}
 }
 
