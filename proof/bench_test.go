@@ -33,6 +33,15 @@ func TestTheBenchMeasuresAndDraws(t *testing.T) {
 		Starts  []struct {
 			Median float64 `json:"median_ms"`
 		}
+		Profiles []struct {
+			Store string
+			Ask   float64 `json:"until_it_asks_ms"`
+			Grant float64 `json:"grant_ms"`
+			Begin float64 `json:"until_the_command_begins_ms"`
+			End   float64 `json:"after_the_command_ms"`
+			Total float64 `json:"total_ms"`
+			Asked float64
+		}
 		Memory    []struct{ WrapperPSS, GuardianPSS int64 }
 		Handovers []struct {
 			Waiters, Samples int
@@ -47,12 +56,20 @@ func TestTheBenchMeasuresAndDraws(t *testing.T) {
 	if err := json.Unmarshal(b, &got); err != nil {
 		t.Fatal(err)
 	}
-	if got.Version != 2 || len(got.Starts) < 4 || len(got.Memory) != 2 || len(got.Handovers) != 4 || len(got.Takeovers) != 2 {
+	if got.Version != 2 || len(got.Starts) < 4 || len(got.Profiles) != 2 || len(got.Memory) != 2 || len(got.Handovers) != 4 || len(got.Takeovers) != 2 {
 		t.Fatalf("got %s, want the figures of two stores", b)
 	}
 	for _, s := range got.Starts {
 		if s.Median <= 0 {
 			t.Errorf("got %+v, want a time", s)
+		}
+	}
+	for _, p := range got.Profiles {
+		if p.Begin <= 0 || p.End <= 0 || p.Total < p.Begin+p.End/2 {
+			t.Errorf("got %+v, want a time for each part", p)
+		}
+		if p.Store == "redis" && (p.Ask <= 0 || p.Grant <= 0 || p.Asked < 3) {
+			t.Errorf("got %+v, want a greeting, a grant and a release that have passed", p)
 		}
 	}
 	for _, h := range got.Handovers {
@@ -65,7 +82,7 @@ func TestTheBenchMeasuresAndDraws(t *testing.T) {
 			t.Errorf("got %+v, want holders that were killed", o)
 		}
 	}
-	for _, want := range []string{"flock", "held on", "handover on", "takeover on"} {
+	for _, want := range []string{"flock", "where the time of a run goes", "held on", "handover on", "takeover on"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("got the tables\n%s\nwant %q in them", out, want)
 		}

@@ -36,6 +36,7 @@ type result struct {
 	Samples   int        `json:"samples"`
 	Starts    []times    `json:"starts"`
 	Builds    []build    `json:"builds"`
+	Profiles  []profile  `json:"profiles"`
 	Memory    []memory   `json:"memory"`
 	Handovers []handover `json:"handovers"`
 	Takeovers []takeover `json:"takeovers"`
@@ -66,6 +67,23 @@ type memory struct {
 	GuardianPSS int64  `json:"guardian_pss"`
 }
 
+// profile is where the time of a run goes, in medians, which need not add up to the total's. See [figures.Phases].
+type profile struct {
+	Store   string  `json:"store"`
+	Samples int     `json:"samples"`
+	Ask     float64 `json:"until_it_asks_ms"` // 0 where there is no server, as of the next two
+	Grant   float64 `json:"grant_ms"`
+	Release float64 `json:"release_ms"`
+	Begin   float64 `json:"until_the_command_begins_ms"`
+	Command float64 `json:"command_ms"`
+	End     float64 `json:"after_the_command_ms"`
+	Exit    float64 `json:"exit_ms"`
+	Total   float64 `json:"total_ms"`
+	Server  float64 `json:"server_ms"`
+	Asked   float64 `json:"asked"`
+	Bare    float64 `json:"bare_command_ms"` // the command without us
+}
+
 type handover struct {
 	Store   string  `json:"store"`
 	Waiters int     `json:"waiters"`
@@ -91,6 +109,9 @@ var rounds = []struct{ waiters, times int }{{1, 12}, {8, 2}, {100, 1}}
 
 // quickly are the rounds of a look at whether all of it works.
 var quickly = []struct{ waiters, times int }{{1, 1}, {8, 1}}
+
+// profiled is how many runs are looked at in their parts, at most.
+const profiled = 100
 
 // takeovers are how many holders are killed on each store, all at the same time.
 const takeovers = 5
@@ -160,6 +181,13 @@ func measure(builds []string, n int, names string) (r result, err error) {
 	log.Printf("%d starts of each", n)
 	if err := r.starts(builds[0], places, n); err != nil {
 		return r, err
+	}
+	log.Print("where the time goes")
+	for _, p := range places {
+		s := figures.Store{Underlease: builds[0], Job: job, URL: p.url}
+		if err := r.profile(s, p, min(n, profiled)); err != nil {
+			return r, fmt.Errorf("%s: profile: %w", p.name, err)
+		}
 	}
 	for _, p := range places {
 		log.Print(p.name, ": memory, handovers, takeovers")
@@ -241,6 +269,41 @@ func (r *result) sample(subjects []figures.Subject, stores []string, n int) erro
 		peer = t.Quiet
 		r.Starts = append(r.Starts, t)
 	}
+	return nil
+}
+
+// profile looks at the parts of a run.
+func (r *result) profile(s figures.Store, p place, rounds int) error {
+	runs, bare, err := s.Profile("profile", p.addr, rounds)
+	if err != nil {
+		return err
+	}
+	of := func(f func(figures.Phases) time.Duration) float64 {
+		var all figures.Series
+		for _, run := range runs {
+			all.Samples = append(all.Samples, f(run))
+		}
+		return ms(all.Median())
+	}
+	var alone figures.Series
+	for _, b := range bare {
+		alone.Samples = append(alone.Samples, b.Begin+b.Command+b.Exit)
+	}
+	asked := 0
+	for _, run := range runs {
+		asked += run.Asked
+	}
+	r.Profiles = append(r.Profiles, profile{
+		Store: p.name, Samples: len(runs), Bare: ms(alone.Median()), Asked: float64(asked) / float64(len(runs)), Total: of(figures.Phases.Total),
+		Ask:     of(func(p figures.Phases) time.Duration { return p.Ask }),
+		Grant:   of(func(p figures.Phases) time.Duration { return p.Grant }),
+		Begin:   of(func(p figures.Phases) time.Duration { return p.Begin }),
+		Command: of(func(p figures.Phases) time.Duration { return p.Command }),
+		End:     of(func(p figures.Phases) time.Duration { return p.End }),
+		Release: of(func(p figures.Phases) time.Duration { return p.Release }),
+		Exit:    of(func(p figures.Phases) time.Duration { return p.Exit }),
+		Server:  of(func(p figures.Phases) time.Duration { return p.Server }),
+	})
 	return nil
 }
 
@@ -328,6 +391,19 @@ func (r result) print(out io.Writer) error {
 	fmt.Fprintf(w, "\t\t\t\t\t\t\t\t\nbuild\tMB\tguardian inits\t\n")
 	for _, b := range r.Builds {
 		fmt.Fprintf(w, "%s\t%.1f\t%d in %.2f ms\t\n", filepath.Base(b.Path), mb(b.Size), b.Inits, b.InitTime)
+	}
+	if len(r.Profiles) > 0 {
+		part := func(f float64) string {
+			if f == 0 {
+				return "-"
+			}
+			return fmt.Sprintf("%.2f", f)
+		}
+		fmt.Fprintf(w, "\t\t\t\t\t\t\t\t\t\t\t\nwhere the time of a run goes, ms\tasks after\tgrant\tcommand begins\tcommand\tafter it\trelease\texit\ttotal\tthe store's part\trequests\tcommand alone\t\n")
+		for _, p := range r.Profiles {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%.2f\t%.2f\t%.2f\t%s\t%s\t%.2f\t%s\t%.1f\t%.2f\t\n", p.Store,
+				part(p.Ask), part(p.Grant), p.Begin, p.Command, p.End, part(p.Release), part(p.Exit), p.Total, part(p.Server), p.Asked, p.Bare)
+		}
 	}
 	if len(r.Memory) > 0 {
 		fmt.Fprintf(w, "\t\t\t\nheld on\twrapper PSS MB\tguardian PSS MB\ttogether\t\n")

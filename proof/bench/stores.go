@@ -19,7 +19,8 @@ import (
 // place is a store that runs here, and the tool that is usual with it.
 type place struct {
 	name, url string
-	quorum    bool // it frees a lease after up to twice the ttl, and has no shorter one than 10 s
+	addr      string // of the server, as the URL has it; empty: there is none
+	quorum    bool   // it frees a lease after up to twice the ttl, and has no shorter one than 10 s
 	peer      *figures.Subject
 }
 
@@ -85,7 +86,7 @@ var known = []struct {
 	}},
 	{"redis", func(k *kit) place {
 		r := servers.StartRedis(k, servers.RedisOptions{})
-		p := place{url: "redis://" + r.Addr()}
+		p := place{url: "redis://" + r.Addr(), addr: r.Addr()}
 		if path, err := exec.LookPath("cronlock"); err == nil {
 			p.peer = &figures.Subject{Name: "cronlock", Args: []string{path, "true"}, Env: []string{
 				"CRONLOCK_HOST=127.0.0.1", fmt.Sprintf("CRONLOCK_PORT=%d", r.Port), "CRONLOCK_GRACE=0",
@@ -95,21 +96,21 @@ var known = []struct {
 	}},
 	{"postgres", func(k *kit) place {
 		p := servers.StartPostgres(k, servers.PostgresOptions{Config: []string{"max_connections = 300"}})
-		return place{url: "postgres://lease@" + p.Addr() + "/lease"}
+		return place{url: "postgres://lease@" + p.Addr() + "/lease", addr: p.Addr()}
 	}},
 	{"mysql", func(k *kit) place {
 		m := servers.StartMariaDB(k, servers.MariaDBOptions{Args: []string{"--max-connections=300"}})
-		return place{url: "mysql://lease@" + m.Addr() + "/lease"}
+		return place{url: "mysql://lease@" + m.Addr() + "/lease", addr: m.Addr()}
 	}},
 	{"etcd", func(k *kit) place {
 		addr := servers.StartEtcd(k, 1, servers.EtcdOptions{}).Nodes[0].Addr()
-		return place{url: "etcd://" + addr, quorum: true, peer: &figures.Subject{
+		return place{url: "etcd://" + addr, addr: addr, quorum: true, peer: &figures.Subject{
 			Name: "etcdctl lock", Args: []string{servers.Etcdctl(k), "--endpoints", addr, "lock", "theirs", "true"},
 		}}
 	}},
 	{"consul", func(k *kit) place {
 		addr := servers.StartConsul(k, 1, servers.ConsulOptions{}).Nodes[0].Addr()
-		return place{url: "consul://" + addr, quorum: true, peer: &figures.Subject{
+		return place{url: "consul://" + addr, addr: addr, quorum: true, peer: &figures.Subject{
 			Name: "consul lock", Args: []string{servers.ConsulProgram(k), "lock", "-http-addr=" + addr, "-shell=false", "theirs", "true"},
 		}}
 	}},
