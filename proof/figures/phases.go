@@ -232,33 +232,17 @@ func (r *relay) phases(from, to int64, l stamps.Life) (p Phases, err error) {
 	r.mu.Lock()
 	seen := slices.Clone(r.seen)
 	r.mu.Unlock()
-	// What asks, grants, releases and answers: the first and the last bytes before the command and after it.
 	var ask, grant, release, answer int64
-	open := map[int]bool{} // connections on which an answer is due
-	var since int64        // when the first of them came to be so: others at the same time count once
 	for _, s := range seen {
-		if s.at > first && s.at < last {
-			continue
-		}
-		if s.answer && open[s.conn] {
-			if delete(open, s.conn); len(open) == 0 {
-				p.Server += time.Duration(s.at - since)
-				p.Asked++
-			}
-		} else if !s.answer && !open[s.conn] {
-			if len(open) == 0 {
-				since = s.at
-			}
-			open[s.conn] = true
-		}
 		switch before := s.at <= first; {
 		case before && !s.answer && ask == 0:
 			ask = s.at
 		case before && s.answer:
 			grant = s.at
-		case !before && !s.answer && release == 0:
+		case s.at < last:
+		case !s.answer && release == 0:
 			release = s.at
-		case !before && s.answer && release != 0:
+		case s.answer && release != 0:
 			answer = s.at
 		}
 	}
@@ -267,5 +251,31 @@ func (r *relay) phases(from, to int64, l stamps.Life) (p Phases, err error) {
 	}
 	p.Ask, p.Grant, p.Begin = time.Duration(ask-from), time.Duration(grant-ask), time.Duration(first-grant)
 	p.End, p.Release, p.Exit = time.Duration(release-last), time.Duration(answer-release), time.Duration(to-answer)
+	for _, part := range [][2]int64{{ask, grant}, {release, answer}} {
+		took, asked := due(seen, part[0], part[1])
+		p.Server, p.Asked = p.Server+took, p.Asked+asked
+	}
 	return p, nil
+}
+
+// due is for how long, between two instants, an answer was due on any connection, and how often that was over.
+func due(seen []passage, from, to int64) (took time.Duration, asked int) {
+	open := map[int]bool{}
+	var since int64 // the first of them is due
+	for _, s := range seen {
+		switch {
+		case s.at < from || s.at > to:
+		case s.answer && open[s.conn]:
+			if delete(open, s.conn); len(open) == 0 {
+				took += time.Duration(s.at - since)
+				asked++
+			}
+		case !s.answer && !open[s.conn]:
+			if len(open) == 0 {
+				since = s.at
+			}
+			open[s.conn] = true
+		}
+	}
+	return took, asked
 }
