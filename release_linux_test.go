@@ -238,7 +238,7 @@ func TestTheFirstCommandsOfTheREADMEAreEnough(t *testing.T) {
 // were downloaded; without caches, settings and state of anybody.
 func inFreshRoot(t *testing.T, root, clone, line string) *exec.Cmd {
 	t.Helper()
-	require(t, "unshare", program("unshare")())
+	require(t, "unshare", exec.Command("unshare", "--mount", "--pid", "--fork", "true").Run()) // root of a container may not
 	env, err := exec.Command("go", "env", "GOROOT", "GOMODCACHE").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -279,7 +279,7 @@ func inFreshRoot(t *testing.T, root, clone, line string) *exec.Cmd {
 	}
 	mount += "mount -t proc proc '" + filepath.Join(root, "proc") + "'\n" +
 		`exec chroot "$1" env -i PATH=/go/bin:/usr/bin:/bin HOME=/root GOPROXY=file:///modules GOTOOLCHAIN=local sh -c "cd /clone && $2"`
-	c := exec.Command("unshare", "--mount", "--pid", "--fork", "sh", "-c", mount, "sh", root, line)
+	c := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", mount, "sh", root, line)
 	c.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	return c
 }
