@@ -24,9 +24,16 @@ type driver struct {
 
 var _ quorum.Store = (*driver)(nil)
 
+// idle is for how long a connection is kept that nobody uses. A run that waits needs one, and two more for a moment every few seconds:
+// an agent that takes 200 of one host has room for a hundred and more that wait.
+//
+// Source: Consul, limits.http_max_conns_per_client: 200 by default.
+const idle = 250 * time.Millisecond
+
 func newDriver(s settings) (*driver, error) {
 	// The library's own limits are for connections that live long; here a call has the limit of its context.
 	s.config.Transport.MaxIdleConnsPerHost = 8
+	s.config.Transport.IdleConnTimeout = idle
 	c, err := api.NewClient(s.config)
 	if err != nil {
 		return nil, backends.Configf("", "the client of Consul cannot be made: %s", harmless(s.secrets, err.Error()))
