@@ -25,7 +25,8 @@ const bugKill = 10 * time.Second
 // pay for a watch that never told it anything; to close one of inotify alone takes the kernel 5 to 25 ms, a grace period of SRCU.
 const watchAfter = 250 * time.Millisecond
 
-// dismissWithin is how long a guardian that has started nothing may take to end.
+// dismissWithin is how long a guardian may take to end that has started nothing, or said that nothing is left: for longer than it takes
+// package signals to end one that does not.
 const dismissWithin = time.Second
 
 // keeper keeps one grant while a command runs under it. Its fields belong to the goroutine that calls keep, but for the

@@ -164,6 +164,8 @@ func (g *Guardian) watch() {
 	told := over && ran && !g.keeps.Load() && !g.ours.Load()
 	if told {
 		g.report(Event{Kind: Gone, At: gone})
+		// One that somebody has stopped meanwhile has nothing more to see to, and would outlive us.
+		defer time.AfterFunc(aliveWithin, g.shoot).Stop()
 	}
 	g.collect()
 	g.sock.Close()

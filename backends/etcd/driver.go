@@ -108,7 +108,7 @@ func (d *driver) Await(ctx context.Context, prefix string, after int64) error {
 		}
 		// A watch from a revision that has passed is served with others of its kind every 100 ms, whatever it is of: look what it would tell.
 		// Source: etcd, server/storage/mvcc/watchable_store.go, syncWatchersLoop.
-		if h.created && h.revision > after && !h.events && d.changed(ctx, prefix, after) {
+		if h.created && h.revision > after && !h.events && d.changed(ctx, prefix, after, h.revision) {
 			return true, nil
 		}
 		return h.events || h.compacted, nil // what happened since may be gone: look
@@ -122,10 +122,11 @@ func (d *driver) Await(ctx context.Context, prefix string, after int64) error {
 	return d.classify(err)
 }
 
-// changed tells that a key was written after a revision, or that all are gone. One that was deleted while others stay it does not see.
-func (d *driver) changed(ctx context.Context, prefix string, after int64) bool {
+// changed tells that a key was written after a revision, or that all are gone, by what a server knows that knows as much as the one that
+// watches. One that was deleted while others stay it does not see.
+func (d *driver) changed(ctx context.Context, prefix string, after, known int64) bool {
 	v, err := d.Peek(ctx, prefix)
-	return err == nil && (len(v.Pairs) == 0 || slices.ContainsFunc(v.Pairs, func(p quorum.Pair) bool { return p.Version > after }))
+	return err == nil && v.Version >= known && (len(v.Pairs) == 0 || slices.ContainsFunc(v.Pairs, func(p quorum.Pair) bool { return p.Version > after }))
 }
 
 // Name implements [quorum.Store].
