@@ -66,26 +66,27 @@ var layers = map[string]layer{
 	"proof/job":                    {may: []string{"proof/stamps"}, why: "it is a command like any other"},
 	"packaging":                    {why: "what is copied is run from outside, as its users run it"},
 	"backends/redis": {
-		may: []string{"backends", "github.com/redis/go-redis/v9", "github.com/redis/go-redis/v9/maintnotifications"},
+		may: []string{"backends", "backends/network", "github.com/redis/go-redis/v9", "github.com/redis/go-redis/v9/maintnotifications"},
 		why: "a store knows the contract and its own client library",
 	},
-	"backends/table": {may: []string{"backends"}, why: "what stores in a database have in common knows none of them"},
+	"backends/network": {may: []string{"backends"}, why: "what stores behind a network have in common knows none of them"},
+	"backends/table":   {may: []string{"backends"}, why: "what stores in a database have in common knows none of them"},
 	"backends/mysql": {
-		may: []string{"backends", "backends/table", "github.com/go-sql-driver/mysql"},
+		may: []string{"backends", "backends/network", "backends/table", "github.com/go-sql-driver/mysql"},
 		why: "a store knows the contract and its own client library",
 	},
 	"backends/table/tabletest": {may: []string{"backends", "backends/backendtest/proxy", "backends/backendtest/servers"}, why: "what a database has to bear is the same for all"},
 	"backends/postgres": {
-		may: []string{"backends", "backends/table", "github.com/jackc/pgx/v5/pgconn"},
+		may: []string{"backends", "backends/network", "backends/table", "github.com/jackc/pgx/v5/pgconn"},
 		why: "a store knows the contract and its own client library; pgconn alone, for pgx itself costs more at every start",
 	},
 	"backends/quorum": {may: []string{"backends"}, why: "what two stores have in common knows neither"},
 	"backends/consul": {
-		may: []string{"backends", "backends/quorum", "github.com/hashicorp/consul/api"},
+		may: []string{"backends", "backends/network", "backends/quorum", "github.com/hashicorp/consul/api"},
 		why: "a store knows the contract, the protocol that it shares, and its own client library",
 	},
 	"backends/etcd": {
-		may: []string{"backends", "backends/quorum"},
+		may: []string{"backends", "backends/network", "backends/quorum"},
 		why: "a dozen messages of etcd need no library: that of etcd takes two milliseconds before main, of every run on every store",
 	},
 	"backends/file": {may: []string{"backends", "golang.org/x/sys/unix"}, why: "a store knows the contract and its own client library"},

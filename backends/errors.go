@@ -58,6 +58,15 @@ func Configf(hint, format string, args ...any) error {
 	return &ConfigError{Text: fmt.Sprintf(format, args...), Hint: hint}
 }
 
+// Classified reports whether an error has its kind already: it says that a store's settings cannot work, that the store gave no answer,
+// refused or broke the contract, or that a grant is lost.
+func Classified(err error) bool {
+	if _, ok := errors.AsType[*ConfigError](err); ok {
+		return true
+	}
+	return errors.Is(err, ErrUnavailable) || errors.Is(err, ErrDenied) || errors.Is(err, ErrBroken) || errors.Is(err, ErrLost)
+}
+
 // storeError is an error of a kind, with a text for people.
 type storeError struct {
 	kind, cause error

@@ -1,12 +1,9 @@
 package consul
 
 import (
-	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -14,16 +11,16 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/network"
 	"github.com/underlease/underlease/backends/quorum"
 )
 
 // classify gives an error of the library or of the server its kind. It is the only place that does.
 func (d *driver) classify(err error) error {
-	var config *backends.ConfigError
 	switch {
 	case err == nil:
 		return nil
-	case errors.As(err, &config), errors.Is(err, backends.ErrUnavailable), errors.Is(err, backends.ErrDenied), errors.Is(err, backends.ErrBroken), errors.Is(err, quorum.ErrGone):
+	case backends.Classified(err), errors.Is(err, quorum.ErrGone):
 		return err
 	}
 	if refused, ok := errors.AsType[api.StatusError](err); ok {
@@ -35,10 +32,10 @@ func (d *driver) classify(err error) error {
 		return d.said(code, http.StatusText(code))
 	}
 	failed := backends.Unavailable
-	if unconnected(err) {
+	if network.Unconnected(err) {
 		failed = backends.Unreached
 	}
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || isTimeout(err) {
+	if network.Late(err) {
 		return failed(nil, "no answer from %s", d.address)
 	}
 	cause := err
@@ -47,33 +44,13 @@ func (d *driver) classify(err error) error {
 	}
 	text := harmless(d.settings.secrets, cause.Error())
 	answer := failed(nil, "%s: %s", d.address, text)
-	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		hint := "the parameter ca names a file with the authority that signed the server's certificate"
-		if _, ok := errors.AsType[x509.HostnameError](err); ok {
-			hint = "the parameter server-name says of what the certificate has to be"
-		}
+	if hint := network.Hint(err); hint != "" {
 		return backends.WithHint(answer, "%s", hint)
 	}
 	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok || strings.Contains(text, "server gave HTTP response to HTTPS client") {
 		return backends.WithHint(answer, "the agent does not seem to speak TLS: write consul in the place of consuls")
 	}
-	if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound {
-		return backends.WithHint(answer, "look at the host in the store's URL")
-	}
 	return answer
-}
-
-// unconnected reports whether there was no connection over which anything could have been asked.
-func unconnected(err error) bool {
-	_, refused := errors.AsType[*tls.CertificateVerificationError](err)
-	_, plain := errors.AsType[tls.RecordHeaderError](err)
-	dial, ok := errors.AsType[*net.OpError](err)
-	return refused || plain || ok && dial.Op == "dial"
-}
-
-func isTimeout(err error) bool {
-	e, ok := errors.AsType[net.Error](err)
-	return ok && e.Timeout()
 }
 
 func (d *driver) denied(what string) error {

@@ -2,17 +2,16 @@ package consul
 
 import (
 	"maps"
-	"net"
 	"net/url"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/hashicorp/consul/api"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/network"
 )
 
 // settings are what a URL says, and the variables of Consul's own client where it says nothing.
@@ -75,7 +74,7 @@ func parse(u *url.URL) (s settings, err error) {
 }
 
 // endpoint reads the address, which a variable may give in any form that Consul's own client takes.
-func (s *settings) endpoint() error {
+func (s *settings) endpoint() (err error) {
 	scheme, rest, ok := strings.Cut(s.config.Address, "://")
 	switch {
 	case ok && scheme == "unix":
@@ -87,18 +86,9 @@ func (s *settings) endpoint() error {
 		rest = s.config.Address
 	}
 	host, path, _ := strings.Cut(rest, "/")
-	one := url.URL{Host: host}
-	if one.Hostname() == "" {
-		return backends.Configf(rightForm, "the URL of the store has an empty host")
+	if s.host, err = network.HostPort(host, defaultPort, rightForm); err != nil {
+		return err
 	}
-	port := one.Port()
-	if port == "" {
-		port = defaultPort
-	}
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return backends.Configf(rightForm, "the port %q of the store is not one of 1 to 65535", port)
-	}
-	s.host = net.JoinHostPort(strings.ToLower(one.Hostname()), port)
 	s.config.Address = s.host
 	if path != "" {
 		s.config.PathPrefix = "/" + path
@@ -143,10 +133,8 @@ func (s *settings) parameters(query url.Values) error {
 			return backends.Configf("", "the parameter %q is in the store's URL more than once", parameter)
 		}
 	}
-	if t := s.config.TLSConfig; (t.CertFile == "") != (t.KeyFile == "") {
-		return backends.Configf("give cert and key, or neither", "the client's certificate is incomplete")
-	}
-	return nil
+	client := network.Certificates{Cert: s.config.TLSConfig.CertFile, Key: s.config.TLSConfig.KeyFile}
+	return client.Paired()
 }
 
 func (s *settings) token() error {

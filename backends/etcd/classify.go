@@ -1,14 +1,12 @@
 package etcd
 
 import (
-	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"net"
 	"strings"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/network"
 	"github.com/underlease/underlease/backends/quorum"
 )
 
@@ -17,11 +15,10 @@ var errExists = errors.New("there is such a lease")
 
 // classify gives an error of a connection or of the server its kind. It is the only place that does.
 func (d *driver) classify(err error) error {
-	var config *backends.ConfigError
 	switch {
 	case err == nil:
 		return nil
-	case errors.As(err, &config), errors.Is(err, backends.ErrUnavailable), errors.Is(err, backends.ErrDenied), errors.Is(err, backends.ErrBroken), errors.Is(err, quorum.ErrGone):
+	case backends.Classified(err), errors.Is(err, quorum.ErrGone):
 		return err
 	}
 	if r, ok := errors.AsType[*refusal](err); ok {
@@ -31,12 +28,10 @@ func (d *driver) classify(err error) error {
 		return backends.WithHint(backends.Broken(nil, "%s: %v", d.address, err), "look at host and port in the store's URL")
 	}
 	failed := backends.Unavailable
-	if unconnected(err) {
+	if network.Unconnected(err) {
 		failed = backends.Unreached
 	}
-	timeout, _ := errors.AsType[net.Error](err)
-	switch {
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, net.ErrClosed), timeout != nil && timeout.Timeout():
+	if network.Late(err) || errors.Is(err, net.ErrClosed) {
 		return d.unheard(failed(nil, "no answer from %s", d.address))
 	}
 	cause := err
@@ -44,17 +39,10 @@ func (d *driver) classify(err error) error {
 		cause = op.Err // without ports that say nothing
 	}
 	answer := failed(nil, "%s: %s", d.address, d.harmless(cause.Error()))
-	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		hint := "the parameter ca names a file with the authority that signed the server's certificate"
-		if _, ok := errors.AsType[x509.HostnameError](err); ok {
-			hint = "the parameter server-name says of what the certificate has to be"
-		}
+	if hint := network.Hint(err); hint != "" {
 		return backends.WithHint(answer, "%s", hint)
 	}
-	if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound {
-		return backends.WithHint(answer, "look at the host in the store's URL")
-	}
-	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
+	if network.Undialled(err) {
 		return answer
 	}
 	return d.unheard(answer)

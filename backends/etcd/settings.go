@@ -2,9 +2,7 @@ package etcd
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"maps"
-	"net"
 	"net/url"
 	"os"
 	"slices"
@@ -12,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/network"
 )
 
 // settings are what a URL says, and the variables of etcdctl where it says nothing.
@@ -50,19 +49,8 @@ func parse(u *url.URL) (s settings, err error) {
 			return s, err
 		}
 	}
-	for host := range strings.SplitSeq(hosts, ",") {
-		one := url.URL{Host: host}
-		if one.Hostname() == "" {
-			return s, backends.Configf(rightForm, "the URL of the store has an empty host")
-		}
-		port := one.Port()
-		if port == "" {
-			port = defaultPort
-		}
-		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-			return s, backends.Configf(rightForm, "the port %q of the store is not one of 1 to 65535", port)
-		}
-		s.hosts = append(s.hosts, net.JoinHostPort(strings.ToLower(one.Hostname()), port))
+	if s.hosts, err = network.Hosts(hosts, defaultPort, rightForm); err != nil {
+		return s, err
 	}
 	if s.root = strings.Trim(u.Path, "/"); s.root == "" {
 		s.root = defaultRoot
@@ -133,50 +121,26 @@ func (s *settings) login(u *url.URL) error {
 	return nil
 }
 
-func (s *settings) parameters(query url.Values, encrypted bool) error {
-	values := map[string]string{
-		"ca": os.Getenv("ETCDCTL_CACERT"), "cert": os.Getenv("ETCDCTL_CERT"), "key": os.Getenv("ETCDCTL_KEY"), "server-name": "",
-	}
+func (s *settings) parameters(query url.Values, encrypted bool) (err error) {
+	files := network.Certificates{CA: os.Getenv("ETCDCTL_CACERT"), Cert: os.Getenv("ETCDCTL_CERT"), Key: os.Getenv("ETCDCTL_KEY")}
 	for _, parameter := range slices.Sorted(maps.Keys(query)) {
-		_, known := values[parameter]
 		switch {
-		case !known:
+		case !files.Set(parameter, query.Get(parameter)):
 			return backends.Configf("known are ca, cert, key and server-name", "a store with the scheme %s has no parameter %q", s.scheme, parameter)
 		case !encrypted:
 			return backends.Configf("write etcds for an encrypted connection", "the parameter %q needs an encrypted connection", parameter)
 		case len(query[parameter]) > 1:
 			return backends.Configf("", "the parameter %q is in the store's URL more than once", parameter)
 		}
-		values[parameter] = query.Get(parameter)
 	}
 	if !encrypted {
 		return nil
 	}
 	s.scheme = "etcds"
-	s.tls = &tls.Config{MinVersion: tls.VersionTLS12}
+	if s.tls, err = files.Config(); err != nil {
+		return err
+	}
 	s.tls.InsecureSkipVerify, _ = strconv.ParseBool(os.Getenv("ETCDCTL_INSECURE_SKIP_TLS_VERIFY")) // as etcdctl does; anything else is no
-	s.tls.ServerName = values["server-name"]
-	if ca := values["ca"]; ca != "" {
-		pem, err := os.ReadFile(ca)
-		if err != nil {
-			return backends.Configf("", "the file of authorities cannot be read: %v", err)
-		}
-		s.tls.RootCAs = x509.NewCertPool()
-		if !s.tls.RootCAs.AppendCertsFromPEM(pem) {
-			return backends.Configf("it has to hold certificates in the form PEM", "no certificate can be read in %s", ca)
-		}
-	}
-	cert, key := values["cert"], values["key"]
-	if (cert == "") != (key == "") {
-		return backends.Configf("give cert and key, or neither", "the client's certificate is incomplete")
-	}
-	if cert != "" {
-		pair, err := tls.LoadX509KeyPair(cert, key)
-		if err != nil {
-			return backends.Configf("", "the client's certificate cannot be used: %v", err)
-		}
-		s.tls.Certificates = []tls.Certificate{pair}
-	}
 	return nil
 }
 

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/underlease/underlease/backends/network"
 )
 
 // wire speaks gRPC with one of the members, over the HTTP/2 of the standard library: a request is a POST whose body is one message
@@ -322,10 +324,10 @@ func (w *wire) each(ctx context.Context, method string, request []byte, token st
 			return err
 		}
 		w.next(at)
-		if undone := refused && r.undone() || unconnected(err); !undone && !repeats {
+		if undone := refused && r.undone() || network.Unconnected(err); !undone && !repeats {
 			return err
 		}
-		if !refused && !unconnected(err) && !broke {
+		if !refused && !network.Unconnected(err) && !broke {
 			broke = true // the server closed a connection that nothing went over for long: another is made
 			left++
 		}
@@ -524,12 +526,4 @@ func (w *wire) stream(ctx context.Context, request []byte, token string, f func(
 		w.next(at) // what else goes over this connection may be well
 	}
 	return err
-}
-
-// unconnected reports whether there was no connection over which anything could have been asked.
-func unconnected(err error) bool {
-	_, refused := errors.AsType[*tls.CertificateVerificationError](err)
-	_, plain := errors.AsType[tls.RecordHeaderError](err)
-	dial, ok := errors.AsType[*net.OpError](err)
-	return refused || plain || ok && dial.Op == "dial"
 }

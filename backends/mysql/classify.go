@@ -2,8 +2,6 @@ package mysql
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"net"
 	"time"
@@ -11,6 +9,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/network"
 )
 
 // code is the number of a server's error, or zero. Source: MariaDB, Error Codes; MySQL, Server Error Message Reference.
@@ -35,16 +34,8 @@ func (d *database) Again(err error) bool {
 
 // Classify implements [table.Database]. It is the only place that gives an error of the library or of the server its kind.
 func (d *database) Classify(ctx context.Context, err error) error {
-	if err == nil {
-		return nil
-	}
-	if _, ok := errors.AsType[*backends.ConfigError](err); ok {
+	if err == nil || backends.Classified(err) {
 		return err
-	}
-	for _, kind := range []error{backends.ErrUnavailable, backends.ErrDenied, backends.ErrBroken, backends.ErrLost} {
-		if errors.Is(err, kind) {
-			return err
-		}
 	}
 	if e, ok := errors.AsType[*mysql.MySQLError](err); ok {
 		return d.said(ctx, e)
@@ -56,29 +47,17 @@ func (d *database) Classify(ctx context.Context, err error) error {
 	if _, ok := errors.AsType[*unconnected](err); ok {
 		kind = backends.Unreached
 	}
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || isTimeout(err) || ctx.Err() != nil {
+	if network.Late(err) || ctx.Err() != nil {
 		return kind(nil, "no answer from %s", d.address)
 	}
 	answer := kind(nil, "%s: %s", d.address, d.harmless(err.Error()))
-	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		hint := "the parameter ca names a file with the authority that signed the server's certificate"
-		if _, ok := errors.AsType[x509.HostnameError](err); ok {
-			hint = "the parameter server-name says of what the certificate has to be"
-		}
+	if hint := network.Hint(err); hint != "" {
 		return backends.WithHint(answer, "%s", hint)
-	}
-	if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound {
-		return backends.WithHint(answer, "look at the host in the store's URL")
 	}
 	if errors.Is(err, mysql.ErrNoTLS) {
 		return backends.WithHint(answer, "the server does not speak TLS: see the parameter tls")
 	}
 	return answer
-}
-
-func isTimeout(err error) bool {
-	e, ok := errors.AsType[net.Error](err)
-	return ok && e.Timeout()
 }
 
 // said is the server's own word.

@@ -2,18 +2,16 @@ package mysql
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"maps"
 	"net"
 	"net/url"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 
 	driver "github.com/go-sql-driver/mysql"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/network"
 	"github.com/underlease/underlease/backends/table"
 )
 
@@ -56,26 +54,15 @@ func parse(u *url.URL) (*settings, error) {
 		s.password, _ = u.User.Password()
 	}
 	if u.Host != "" {
-		for host := range strings.SplitSeq(u.Host, ",") {
-			one := url.URL{Host: host}
-			port := one.Port()
-			if port == "" {
-				port = defaultPort
-			}
-			if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-				return nil, backends.Configf(rightForm, "the port %q of the store is not one of 1 to 65535", port)
-			}
-			if one.Hostname() == "" {
-				return nil, backends.Configf(rightForm, "the URL of the store has an empty host")
-			}
-			s.hosts = append(s.hosts, net.JoinHostPort(strings.ToLower(one.Hostname()), port))
+		if s.hosts, err = network.Hosts(u.Host, defaultPort, rightForm); err != nil {
+			return nil, err
 		}
 	}
 	return s, s.parameters(query)
 }
 
 func (s *settings) parameters(query url.Values) (err error) {
-	mode, files := "false", map[string]string{}
+	mode, files, named := "false", network.Certificates{}, false
 	for _, name := range slices.Sorted(maps.Keys(query)) {
 		value := query[name][0]
 		switch {
@@ -91,8 +78,8 @@ func (s *settings) parameters(query url.Values) (err error) {
 			if mode = value; !slices.Contains([]string{"true", "false", "skip-verify", "preferred"}, value) {
 				err = backends.Configf("one of true, false, skip-verify and preferred", "the parameter tls of the store's URL cannot be %q", value)
 			}
-		case slices.Contains([]string{"ca", "cert", "key", "server-name"}, name):
-			files[name] = value
+		case files.Set(name, value):
+			named = true
 		default:
 			err = backends.Configf("known are table, tls, ca, cert, key, server-name and socket", "a store with the scheme %s has no parameter %q", s.scheme, name)
 		}
@@ -100,39 +87,21 @@ func (s *settings) parameters(query url.Values) (err error) {
 			return err
 		}
 	}
-	return s.encrypt(mode, files)
+	switch {
+	case mode != "false":
+		return s.encrypt(mode, &files)
+	case named:
+		return backends.Configf("write tls=true, too", "certificates need an encrypted connection")
+	}
+	return nil
 }
 
-func (s *settings) encrypt(mode string, files map[string]string) error {
-	if mode == "false" {
-		if len(files) > 0 {
-			return backends.Configf("write tls=true, too", "certificates need an encrypted connection")
-		}
-		return nil
+func (s *settings) encrypt(mode string, files *network.Certificates) (err error) {
+	if s.tls, err = files.Config(); err != nil {
+		return err
 	}
-	s.tls = &tls.Config{MinVersion: tls.VersionTLS12, ServerName: files["server-name"]}
 	s.tls.InsecureSkipVerify = mode != "true" //nolint:gosec // asked for
 	s.fallback = mode == "preferred"
-	if path := files["ca"]; path != "" {
-		pem, err := os.ReadFile(path)
-		if err != nil {
-			return backends.Configf("", "the file of authorities cannot be read: %v", err)
-		}
-		s.tls.RootCAs = x509.NewCertPool()
-		if !s.tls.RootCAs.AppendCertsFromPEM(pem) {
-			return backends.Configf("it has to hold certificates in the form PEM", "no certificate can be read in %s", path)
-		}
-	}
-	if (files["cert"] == "") != (files["key"] == "") {
-		return backends.Configf("give cert and key, or neither", "the client's certificate is incomplete")
-	}
-	if files["cert"] != "" {
-		pair, err := tls.LoadX509KeyPair(files["cert"], files["key"])
-		if err != nil {
-			return backends.Configf("", "the client's certificate cannot be used: %v", err)
-		}
-		s.tls.Certificates = []tls.Certificate{pair}
-	}
 	return nil
 }
 

@@ -2,8 +2,6 @@ package postgres
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"net"
 	"strings"
@@ -11,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/network"
 )
 
 // Codes of the server. Source: PostgreSQL, Error Codes.
@@ -47,16 +46,8 @@ func (d *database) Again(err error) bool {
 
 // Classify implements [table.Database]. It is the only place that gives an error of the library or of the server its kind.
 func (d *database) Classify(ctx context.Context, err error) error {
-	if err == nil {
-		return nil
-	}
-	if _, ok := errors.AsType[*backends.ConfigError](err); ok {
+	if err == nil || backends.Classified(err) {
 		return err
-	}
-	for _, kind := range []error{backends.ErrUnavailable, backends.ErrDenied, backends.ErrBroken, backends.ErrLost} {
-		if errors.Is(err, kind) {
-			return err
-		}
 	}
 	if e, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return d.said(ctx, e)
@@ -65,19 +56,19 @@ func (d *database) Classify(ctx context.Context, err error) error {
 	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
 		kind = backends.Unreached
 	}
-	if pgconn.Timeout(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || isTimeout(err) {
+	if pgconn.Timeout(err) || network.Late(err) {
 		return kind(nil, "no answer from %s", d.address)
 	}
 	answer := kind(nil, "%s: %s", d.address, d.harmless(innermost(err)))
-	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		hint := "the parameter sslrootcert names a file with the authority that signed the server's certificate"
-		if _, ok := errors.AsType[x509.HostnameError](err); ok {
-			hint = "the host in the URL has to be one that the server's certificate names"
-		}
-		return backends.WithHint(answer, "%s", hint)
+	hint := network.Hint(err)
+	switch { // the parameters are libpq's
+	case network.OfAnother(err):
+		hint = "the host in the URL has to be one that the server's certificate names"
+	case network.Distrusted(err):
+		hint = "the parameter sslrootcert names a file with the authority that signed the server's certificate"
 	}
-	if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound {
-		return backends.WithHint(answer, "look at the host in the store's URL")
+	if hint != "" {
+		return backends.WithHint(answer, "%s", hint)
 	}
 	if strings.Contains(err.Error(), "refused TLS") {
 		// The library has neither a type nor a code for it.
@@ -87,11 +78,6 @@ func (d *database) Classify(ctx context.Context, err error) error {
 		return d.readOnly(ctx)
 	}
 	return answer
-}
-
-func isTimeout(err error) bool {
-	e, ok := errors.AsType[net.Error](err)
-	return ok && e.Timeout()
 }
 
 // innermost is what happened, without the library's story around it. Of several hosts, the last.

@@ -1,16 +1,14 @@
 package redis
 
 import (
-	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
-	"net"
 	"strings"
 
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/network"
 )
 
 // classify gives an error of the library or of the server its kind. It is the only place that does. Key is the one that was
@@ -19,14 +17,13 @@ import (
 // Source: the first word of an error of Redis is its code.
 func (c *Client) classify(err error, key string) error {
 	var (
-		old    *tooOld
-		no     *refused
-		config *backends.ConfigError
+		old *tooOld
+		no  *refused
 	)
 	switch {
 	case err == nil:
 		return nil
-	case errors.As(err, &config), errors.Is(err, backends.ErrUnavailable), errors.Is(err, backends.ErrDenied), errors.Is(err, backends.ErrBroken):
+	case backends.Classified(err):
 		return err
 	case errors.As(err, &old):
 		return backends.WithHint(backends.Broken(nil, "%s: %v", c.address, old), "update the server")
@@ -39,14 +36,14 @@ func (c *Client) classify(err error, key string) error {
 	if e, ok := errors.AsType[*notEncrypted](err); ok {
 		return c.handshake(e.error)
 	}
-	late := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || isTimeout(err)
+	late := network.Late(err)
 	if unconnected(err) {
 		if late {
 			return backends.Unreached(nil, "no answer from %s", c.address)
 		}
 		answer := backends.Unreached(nil, "%s: %s", c.address, c.harmless(err.Error()))
-		if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound {
-			return backends.WithHint(answer, "look at the host in the store's URL")
+		if hint := network.Hint(err); hint != "" {
+			return backends.WithHint(answer, "%s", hint)
 		}
 		return answer
 	}
@@ -58,17 +55,13 @@ func (c *Client) classify(err error, key string) error {
 
 // handshake is why a connection could not be encrypted. Nothing was asked yet.
 func (c *Client) handshake(err error) error {
-	if isTimeout(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+	if network.Late(err) {
 		// A server without TLS takes the greeting for the begin of a command, and waits for the rest.
 		return backends.WithHint(backends.Unreached(nil, "no answer from %s to the greeting of TLS", c.address),
 			"if the server does not speak TLS, write redis in the place of rediss")
 	}
 	answer := backends.Unreached(nil, "%s: %s", c.address, c.harmless(err.Error()))
-	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		hint := "the parameter ca names a file with the authority that signed the server's certificate"
-		if _, ok := errors.AsType[x509.HostnameError](err); ok {
-			hint = "the parameter server-name says of what the certificate has to be"
-		}
+	if hint := network.Hint(err); hint != "" {
 		return backends.WithHint(answer, "%s", hint)
 	}
 	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
@@ -81,13 +74,7 @@ func (c *Client) handshake(err error) error {
 func unconnected(err error) bool {
 	_, plain := errors.AsType[*notEncrypted](err)
 	_, mute := errors.AsType[*unmet](err)
-	dial, ok := errors.AsType[*net.OpError](err)
-	return plain || mute || ok && dial.Op == "dial"
-}
-
-func isTimeout(err error) bool {
-	e, ok := errors.AsType[net.Error](err)
-	return ok && e.Timeout()
+	return plain || mute || network.Undialled(err)
 }
 
 // said is the server's own word.

@@ -2,16 +2,14 @@ package redis
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"maps"
-	"net"
 	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/network"
 )
 
 // kind is how a URL leads to a server.
@@ -112,21 +110,8 @@ func (s *settings) path(u *url.URL, form string) (err error) {
 			}
 		}
 	}
-	for host := range strings.SplitSeq(u.Host, ",") {
-		one := url.URL{Host: host}
-		if one.Hostname() == "" {
-			return backends.Configf(form, "the URL of the store has an empty host")
-		}
-		p := one.Port()
-		if p == "" {
-			p = port
-		}
-		if n, err := strconv.ParseUint(p, 10, 16); err != nil || n == 0 {
-			return backends.Configf(form, "the port %q of the store is not one of 1 to 65535", p)
-		}
-		s.hosts = append(s.hosts, net.JoinHostPort(strings.ToLower(one.Hostname()), p))
-	}
-	return nil
+	s.hosts, err = network.Hosts(u.Host, port, form)
+	return err
 }
 
 func number(s string) (int, error) {
@@ -135,23 +120,15 @@ func number(s string) (int, error) {
 }
 
 func (s *settings) parameters(query url.Values, encrypted bool) (err error) {
-	var ca, cert, key, name string
+	var certificates network.Certificates
 	for _, parameter := range slices.Sorted(maps.Keys(query)) {
 		values := query[parameter]
 		value := values[len(values)-1]
 		wrong := func() error {
 			return backends.Configf("", "the parameter %s of the store's URL cannot be %q", parameter, value)
 		}
-		known := true
+		known, encrypting := true, false
 		switch parameter {
-		case "ca":
-			ca, known = value, encrypted
-		case "cert":
-			cert, known = value, encrypted
-		case "key":
-			key, known = value, encrypted
-		case "server-name":
-			name, known = value, encrypted
 		case "replicas":
 			if s.replicas, err = number(value); err != nil || s.replicas > 100 {
 				return wrong()
@@ -166,10 +143,11 @@ func (s *settings) parameters(query url.Values, encrypted bool) (err error) {
 		case "sentinel-password":
 			s.sentinelPassword, known = value, s.kind == sentinels
 		default:
-			known = false
+			encrypting = certificates.Set(parameter, value)
+			known = encrypting
 		}
 		switch {
-		case !known && !encrypted && slices.Contains([]string{"ca", "cert", "key", "server-name"}, parameter):
+		case encrypting && !encrypted:
 			return backends.Configf("write rediss for an encrypted connection", "the parameter %q needs an encrypted connection", parameter)
 		case !known:
 			return backends.Configf("known are ca, cert, key, server-name, replicas, db, sentinel-user and sentinel-password, each where it applies",
@@ -181,28 +159,8 @@ func (s *settings) parameters(query url.Values, encrypted bool) (err error) {
 	if !encrypted {
 		return nil
 	}
-	s.tls = &tls.Config{MinVersion: tls.VersionTLS12, ServerName: name}
-	if ca != "" {
-		pem, err := os.ReadFile(ca)
-		if err != nil {
-			return backends.Configf("", "the file of authorities cannot be read: %v", err)
-		}
-		s.tls.RootCAs = x509.NewCertPool()
-		if !s.tls.RootCAs.AppendCertsFromPEM(pem) {
-			return backends.Configf("it has to hold certificates in the form PEM", "no certificate can be read in %s", ca)
-		}
-	}
-	if (cert == "") != (key == "") {
-		return backends.Configf("give cert and key, or neither", "the client's certificate is incomplete")
-	}
-	if cert != "" {
-		pair, err := tls.LoadX509KeyPair(cert, key)
-		if err != nil {
-			return backends.Configf("", "the client's certificate cannot be used: %v", err)
-		}
-		s.tls.Certificates = []tls.Certificate{pair}
-	}
-	return nil
+	s.tls, err = certificates.Config()
+	return err
 }
 
 // address is the URL for people, without anything that could be a secret.
