@@ -8,17 +8,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // NeedConsul is the need of Consul servers, for [Require].
@@ -33,18 +29,12 @@ type ConsulOptions struct {
 
 // Consul is one server of Consul, which is an agent, too.
 type Consul struct {
-	*Process
+	Member
 	ConsulOptions
-	Name string
-	Dir  string
-	Port int // of HTTP
 }
 
 // ConsulCluster is Consul on one server or on several.
-type ConsulCluster struct {
-	t     testing.TB
-	Nodes []*Consul
-}
+type ConsulCluster = Quorum[*Consul]
 
 // ConsulProgram returns the path of Consul, which is its own command line client.
 func ConsulProgram(t testing.TB) string {
@@ -57,20 +47,15 @@ func ConsulProgram(t testing.TB) string {
 func StartConsul(t testing.TB, nodes int, o ConsulOptions) *ConsulCluster {
 	t.Helper()
 	program := ConsulProgram(t)
-	c := &ConsulCluster{t: t}
-	ports := map[int]bool{}
-	free := func() int {
-		for {
-			if port := FreePort(t, 0); !ports[port] {
-				ports[port] = true
-				return port
-			}
-		}
+	c := &ConsulCluster{t: t, taken: map[int]bool{}, leads: (*Consul).leads}
+	c.works = func(ctx context.Context) error { // the leader can write
+		_, err := c.Nodes[0].send(ctx, http.MethodPut, "/v1/kv/kit", []byte("ready"))
+		return err
 	}
 	first := 0
 	for i := range nodes {
-		n := &Consul{ConsulOptions: o, Name: fmt.Sprintf("s%d", i), Dir: t.TempDir(), Port: free()}
-		serf, server := free(), free()
+		n := &Consul{Member{Name: fmt.Sprintf("s%d", i), Dir: t.TempDir(), Port: c.freePort()}, o}
+		serf, server := c.freePort(), c.freePort()
 		if i == 0 {
 			first = serf
 		}
@@ -116,68 +101,8 @@ func StartConsul(t testing.TB, nodes int, o ConsulOptions) *ConsulCluster {
 		t.Cleanup(func() { n.end(syscall.SIGKILL) })
 		c.Nodes = append(c.Nodes, n)
 	}
-	for _, n := range c.Nodes {
-		n.Launch()
-	}
-	c.AwaitReady()
+	c.launch()
 	return c
-}
-
-// AwaitReady waits until every server knows a leader, and the leader can write.
-func (c *ConsulCluster) AwaitReady() {
-	c.t.Helper()
-	awaitReady(c.t, c.Nodes, func(n *Consul) *Process { return n.Process })
-	n := c.Nodes[0]
-	Within(c.t, patience, "the leader can write", func() error {
-		_, err := n.try(http.MethodPut, "/v1/kv/kit", []byte("ready"))
-		return err
-	})
-}
-
-// awaitReady waits until every server is ready.
-func awaitReady[T any](t testing.TB, nodes []T, process func(T) *Process) {
-	t.Helper()
-	for _, n := range nodes {
-		p := process(n)
-		Within(t, patience, p.command.Name+" is ready", func() error {
-			select {
-			case <-p.done():
-				return fmt.Errorf("it ended (%v)\n%s", p.state(), p.tail())
-			default:
-			}
-			ctx, cancel := context.WithTimeout(context.Background(), patience)
-			defer cancel()
-			return p.ready(ctx)
-		})
-	}
-}
-
-// Data is where a server keeps what it knows.
-func (n *Consul) Data() string { return filepath.Join(n.Dir, "data") }
-
-// Addr returns host:port.
-func (n *Consul) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(n.Port)) }
-
-// Lose ends every server and starts it again without what it knew.
-func (c *ConsulCluster) Lose() { c.again(true) }
-
-// Restart ends every server and starts it again with what it knows.
-func (c *ConsulCluster) Restart() { c.again(false) }
-
-func (c *ConsulCluster) again(without bool) {
-	c.t.Helper()
-	for _, n := range c.Nodes {
-		n.Kill()
-		if without {
-			if err := os.RemoveAll(n.Data()); err != nil {
-				c.t.Fatal(err)
-			}
-		}
-	}
-	for _, n := range c.Nodes {
-		n.Launch()
-	}
-	c.AwaitReady()
 }
 
 func (n *Consul) ready(ctx context.Context) error {
@@ -188,35 +113,18 @@ func (n *Consul) ready(ctx context.Context) error {
 	return err
 }
 
-// Leader returns the server that leads, and the others.
-func (c *ConsulCluster) Leader() (leader *Consul, others []*Consul) {
-	c.t.Helper()
-	Within(c.t, patience, "the cluster has a leader", func() error {
-		leader, others = nil, nil
-		for _, n := range c.Nodes {
-			got, err := n.try(http.MethodGet, "/v1/agent/self", nil)
-			var self struct {
-				Stats struct {
-					Consul struct {
-						Leader string
-					}
-				}
-			}
-			if err == nil {
-				err = json.Unmarshal(got, &self)
-			}
-			if err == nil && self.Stats.Consul.Leader == "true" {
-				leader = n
-			} else {
-				others = append(others, n)
-			}
-		}
-		if leader == nil {
-			return errors.New("none yet")
-		}
-		return nil
-	})
-	return leader, others
+func (n *Consul) leads() (bool, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
+	defer cancel()
+	got, err := n.send(ctx, http.MethodGet, "/v1/agent/self", nil)
+	if err != nil {
+		return false, err
+	}
+	var self struct {
+		Stats struct{ Consul struct{ Leader string } }
+	}
+	err = json.Unmarshal(got, &self)
+	return self.Stats.Consul.Leader == "true", err
 }
 
 // Delete deletes the keys that begin with prefix.
@@ -271,56 +179,15 @@ func (n *Consul) Do(method, path string, body []byte) []byte {
 	return got
 }
 
-// steady is [Consul.try] for longer, and again where the servers have no leader at the moment.
+// steady is [Consul.send] for longer, and again where the servers have no leader at the moment.
 func (n *Consul) steady(method, path string, body []byte) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), soon)
-	defer cancel()
-	return steady(ctx, func() ([]byte, error) { return n.send(ctx, method, path, body) })
-}
-
-// steady asks again while the servers say that it is their fault: three of them lose their leader where the machine stands still for as long
-// as an election takes.
-func steady(ctx context.Context, ask func() ([]byte, error)) ([]byte, error) {
-	for {
-		got, err := ask()
-		if err == nil || !strings.HasPrefix(err.Error(), "50") || ctx.Err() != nil {
-			return got, err
-		}
-		time.Sleep(pace)
-	}
-}
-
-func (n *Consul) try(method, path string, body []byte) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), soon)
-	defer cancel()
-	return n.send(ctx, method, path, body)
+	return steady(func(ctx context.Context) ([]byte, error) { return n.send(ctx, method, path, body) })
 }
 
 func (n *Consul) send(ctx context.Context, method, path string, body []byte) ([]byte, error) {
-	scheme := "http"
-	transport := &http.Transport{DisableKeepAlives: true}
-	if n.TLS != nil {
-		config, err := n.TLS.client()
-		if err != nil {
-			return nil, err
-		}
-		scheme, transport.TLSClientConfig = "https", config
-	}
-	req, err := http.NewRequestWithContext(ctx, method, scheme+"://"+n.Addr()+path, bytes.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
+	header := map[string]string{}
 	if n.Token != "" {
-		req.Header.Set("X-Consul-Token", n.Token)
+		header["X-Consul-Token"] = n.Token
 	}
-	answer, err := (&http.Client{Transport: transport}).Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer answer.Body.Close()
-	got, err := io.ReadAll(answer.Body)
-	if err == nil && answer.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", answer.Status, got)
-	}
-	return got, err
+	return asked(ctx, n.TLS, method, n.Addr(), path, body, header)
 }

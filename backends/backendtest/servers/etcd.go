@@ -3,17 +3,11 @@
 package servers
 
 import (
-	"bytes"
 	"context"
-	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -34,18 +28,13 @@ type EtcdOptions struct {
 
 // Etcd is one server of etcd.
 type Etcd struct {
-	*Process
+	Member
 	EtcdOptions
-	Name        string
-	Dir         string // of the test; the data are below it
-	Port, Peers int
+	Peers int // the port of the other servers
 }
 
 // EtcdCluster is etcd on one server or on several.
-type EtcdCluster struct {
-	t     testing.TB
-	Nodes []*Etcd
-}
+type EtcdCluster = Quorum[*Etcd]
 
 // Etcdctl returns the command line client of etcd, built like the server.
 func Etcdctl(t testing.TB) string {
@@ -63,10 +52,10 @@ func EtcdProgram(t testing.TB) string {
 func StartEtcd(t testing.TB, nodes int, o EtcdOptions) *EtcdCluster {
 	t.Helper()
 	program := EtcdProgram(t)
-	c := &EtcdCluster{t: t}
+	c := &EtcdCluster{t: t, taken: map[int]bool{}, leads: (*Etcd).leads}
 	var initial []string
 	for i := range nodes {
-		n := &Etcd{EtcdOptions: o, Name: fmt.Sprintf("m%d", i), Dir: t.TempDir(), Port: c.freePort(), Peers: c.freePort()}
+		n := &Etcd{Member{Name: fmt.Sprintf("m%d", i), Dir: t.TempDir(), Port: c.freePort()}, o, c.freePort()}
 		initial = append(initial, fmt.Sprintf("%s=http://127.0.0.1:%d", n.Name, n.Peers))
 		c.Nodes = append(c.Nodes, n)
 	}
@@ -89,9 +78,8 @@ func StartEtcd(t testing.TB, nodes int, o EtcdOptions) *EtcdCluster {
 			Ports: []int{n.Port, n.Peers}, Ready: n.ready,
 		}}
 		t.Cleanup(func() { n.end(syscall.SIGKILL) })
-		n.Launch()
 	}
-	c.AwaitReady()
+	c.launch()
 	if o.Password != "" {
 		first := c.Nodes[0]
 		first.Post("/v3/auth/user/add", map[string]any{"name": "root", "password": o.Password})
@@ -102,102 +90,26 @@ func StartEtcd(t testing.TB, nodes int, o EtcdOptions) *EtcdCluster {
 	return c
 }
 
-// freePort returns a port that no node of the cluster has.
-func (c *EtcdCluster) freePort() int {
-	for {
-		port := FreePort(c.t, 0)
-		taken := false
-		for _, n := range c.Nodes {
-			taken = taken || n.Port == port || n.Peers == port
-		}
-		if !taken {
-			return port
-		}
-	}
-}
-
-// AwaitReady waits until every server that runs is ready to serve.
-func (c *EtcdCluster) AwaitReady() {
-	c.t.Helper()
-	awaitReady(c.t, c.Nodes, func(n *Etcd) *Process { return n.Process })
-}
-
-// Data is where a server keeps what it knows.
-func (n *Etcd) Data() string { return filepath.Join(n.Dir, "data") }
-
-// Addr returns host:port.
-func (n *Etcd) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(n.Port)) }
-
-// Addrs returns host:port of every server.
-func (c *EtcdCluster) Addrs() []string {
-	var all []string
-	for _, n := range c.Nodes {
-		all = append(all, n.Addr())
-	}
-	return all
-}
-
-// Lose ends every server and starts it again without what it knew.
-func (c *EtcdCluster) Lose() { c.again(true) }
-
-// Restart ends every server and starts it again with what it knows.
-func (c *EtcdCluster) Restart() { c.again(false) }
-
-func (c *EtcdCluster) again(without bool) {
-	c.t.Helper()
-	for _, n := range c.Nodes {
-		n.Kill()
-		if without {
-			if err := os.RemoveAll(n.Data()); err != nil {
-				c.t.Fatal(err)
-			}
-		}
-	}
-	for _, n := range c.Nodes {
-		n.Launch()
-	}
-	c.AwaitReady()
-}
-
 func (n *Etcd) ready(ctx context.Context) error {
 	_, err := n.send(ctx, http.MethodGet, "/readyz", nil)
 	return err
 }
 
-// Leader returns the server that leads, and the others.
-func (c *EtcdCluster) Leader() (leader *Etcd, others []*Etcd) {
-	c.t.Helper()
-	Within(c.t, patience, "the cluster has a leader", func() error {
-		leader, others = nil, nil
-		for _, n := range c.Nodes {
-			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-			got, err := n.send(ctx, http.MethodPost, "/v3/maintenance/status", map[string]any{})
-			cancel()
-			if err != nil {
-				others = append(others, n)
-				continue
-			}
-			var status struct {
-				Leader string
-				Header struct {
-					MemberID string `json:"member_id"`
-				}
-			}
-			if err := json.Unmarshal(got, &status); err != nil {
-				return err
-			}
-			if status.Leader == status.Header.MemberID {
-				leader = n
-			} else {
-				others = append(others, n)
-			}
+func (n *Etcd) leads() (bool, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	got, err := n.send(ctx, http.MethodPost, "/v3/maintenance/status", map[string]any{})
+	if err != nil {
+		return false, err
+	}
+	var status struct {
+		Leader string
+		Header struct {
+			MemberID string `json:"member_id"`
 		}
-		if leader == nil {
-			return errors.New("none yet")
-		}
-		return nil
-	})
-	return leader, others
+	}
+	err = json.Unmarshal(got, &status)
+	return status.Leader == status.Header.MemberID, err
 }
 
 // Requests returns how many requests the server has got, but for watches and those of the kit.
@@ -228,10 +140,7 @@ func (n *Etcd) Requests() int {
 // Get returns the values of the keys that begin with prefix, by key.
 func (n *Etcd) Get(prefix string) map[string]string {
 	n.t.Helper()
-	b64 := base64.StdEncoding.EncodeToString
-	end := []byte(prefix)
-	end[len(end)-1]++
-	got := n.Post("/v3/kv/range", map[string]any{"key": b64([]byte(prefix)), "range_end": b64(end)})
+	got := n.Post("/v3/kv/range", below(prefix))
 	var answer struct {
 		Kvs []struct{ Key, Value []byte }
 	}
@@ -245,13 +154,17 @@ func (n *Etcd) Get(prefix string) map[string]string {
 	return all
 }
 
+// below are the keys that begin with prefix.
+func below(prefix string) map[string]any {
+	end := []byte(prefix)
+	end[len(end)-1]++
+	return map[string]any{"key": []byte(prefix), "range_end": end} // which JSON writes as base64
+}
+
 // Delete deletes the keys that begin with prefix, and returns how many there were.
 func (n *Etcd) Delete(prefix string) int {
 	n.t.Helper()
-	b64 := base64.StdEncoding.EncodeToString
-	end := []byte(prefix)
-	end[len(end)-1]++
-	got := n.Post("/v3/kv/deleterange", map[string]any{"key": b64([]byte(prefix)), "range_end": b64(end)})
+	got := n.Post("/v3/kv/deleterange", below(prefix))
 	var answer struct{ Deleted string }
 	if err := json.Unmarshal(got, &answer); err != nil {
 		n.t.Fatal(err)
@@ -285,9 +198,7 @@ func (n *Etcd) Put(key, value string, keep bool) {
 // Source: etcd, the gRPC gateway: bytes are base64, numbers of 64 bits strings.
 func (n *Etcd) Post(path string, body map[string]any) []byte {
 	n.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), soon)
-	defer cancel()
-	got, err := steady(ctx, func() ([]byte, error) { return n.send(ctx, http.MethodPost, path, body) })
+	got, err := steady(func(ctx context.Context) ([]byte, error) { return n.send(ctx, http.MethodPost, path, body) })
 	if err != nil {
 		n.t.Fatalf("%s: %s: %v", n.Name, path, err)
 	}
@@ -295,38 +206,16 @@ func (n *Etcd) Post(path string, body map[string]any) []byte {
 }
 
 func (n *Etcd) send(ctx context.Context, method, path string, body map[string]any) ([]byte, error) {
-	var config *tls.Config
-	scheme := "http"
-	if n.TLS != nil {
-		var err error
-		if config, err = n.TLS.client(); err != nil {
-			return nil, err
-		}
-		scheme = "https"
-	}
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}}
 	do := func(path string, body map[string]any, token string) ([]byte, error) {
 		b, err := json.Marshal(body)
 		if err != nil {
 			return nil, err
 		}
-		req, err := http.NewRequestWithContext(ctx, method, scheme+"://"+n.Addr()+path, bytes.NewReader(b))
-		if err != nil {
-			return nil, err
-		}
+		header := map[string]string{}
 		if token != "" {
-			req.Header.Set("Authorization", token)
+			header["Authorization"] = token
 		}
-		answer, err := client.Do(req)
-		if err != nil {
-			return nil, err
-		}
-		defer answer.Body.Close()
-		got, err := io.ReadAll(answer.Body)
-		if err == nil && answer.StatusCode != http.StatusOK {
-			err = fmt.Errorf("%s: %s", answer.Status, got)
-		}
-		return got, err
+		return asked(ctx, n.TLS, method, n.Addr(), path, b, header)
 	}
 	got, err := do(path, body, "")
 	if err == nil || n.Password == "" || method != http.MethodPost {
