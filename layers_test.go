@@ -54,6 +54,7 @@ var layers = map[string]layer{
 	"backends":                     {may: []string{"golang.org/x/text/unicode/norm"}, why: "the contract knows no store"},
 	"backends/all":                 {may: []string{"backends", "backends/consul", "backends/etcd", "backends/file", "backends/mysql", "backends/postgres", "backends/redis"}, why: "one place links the stores of the released binary; mem is not among them"},
 	"backends/backendtest":         {may: []string{"backends"}, why: "the suite is the same for all stores"},
+	"backends/backendtest/faults":  {may: []string{"backends", "backends/backendtest/proxy"}, why: "what stores on a network have to bear is the same for all"},
 	"backends/backendtest/proxy":   {why: "what happens to connections has nothing to do with stores"},
 	"backends/backendtest/servers": {why: "what is tested is not its own witness: servers are asked without any client library"},
 	"backends/mem":                 {may: []string{"backends"}, why: "a store for tests needs no client library"},
@@ -75,7 +76,7 @@ var layers = map[string]layer{
 		may: []string{"backends", "backends/network", "backends/table", "github.com/go-sql-driver/mysql"},
 		why: "a store knows the contract and its own client library",
 	},
-	"backends/table/tabletest": {may: []string{"backends", "backends/backendtest/proxy", "backends/backendtest/servers"}, why: "what a database has to bear is the same for all"},
+	"backends/table/tabletest": {may: []string{"backends", "backends/backendtest/faults", "backends/backendtest/proxy", "backends/backendtest/servers"}, why: "what a database has to bear is the same for all"},
 	"backends/postgres": {
 		may: []string{"backends", "backends/network", "backends/table", "github.com/jackc/pgx/v5/pgconn"},
 		why: "a store knows the contract and its own client library; pgconn alone, for pgx itself costs more at every start",

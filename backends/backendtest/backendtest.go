@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"runtime"
 	"slices"
@@ -333,4 +334,39 @@ func (e *env) cancelled() context.Context {
 	ctx, cancel := context.WithCancel(e.Context())
 	cancel()
 	return ctx
+}
+
+// Open opens a URL by its scheme, or ends the test.
+func Open(t testing.TB, schemes map[string]backends.Scheme, raw string) *backends.Store {
+	t.Helper()
+	u, err := backends.ParseURL(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := schemes[u.Scheme].Open(t.Context(), u)
+	if err != nil {
+		t.Fatalf("open %s: %v", u.Redacted(), err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// Refuses checks that each URL is refused with a [*backends.ConfigError] which has the text that it is given with, and shows no secret. What
+// cannot be read as a URL is refused before any store sees it.
+func Refuses[S any](t *testing.T, parse func(*url.URL) (S, error), secret string, texts map[string]string) {
+	t.Helper()
+	for raw, text := range texts {
+		u, err := backends.ParseURL(raw)
+		if err != nil {
+			t.Errorf("%s: %v", raw, err)
+			continue
+		}
+		_, err = parse(u)
+		if c, ok := errors.AsType[*backends.ConfigError](err); !ok || !strings.Contains(c.Text, text) {
+			t.Errorf("%s: got %v, want a *ConfigError with %q", raw, err, text)
+		}
+		if shown := fmt.Sprint(err, backends.Hint(err)); strings.Contains(shown, secret) {
+			t.Errorf("%s: the error shows the secret: %s", raw, shown)
+		}
+	}
 }

@@ -16,16 +16,7 @@ import (
 // opened opens a URL, or ends the test.
 func opened(t testing.TB, raw string) *backends.Store {
 	t.Helper()
-	u, err := backends.ParseURL(raw)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := Schemes()[u.Scheme].Open(t.Context(), u)
-	if err != nil {
-		t.Fatalf("open %s: %v", u.Redacted(), err)
-	}
-	t.Cleanup(func() { _ = s.Close() })
-	return s
+	return backendtest.Open(t, Schemes(), raw)
 }
 
 // under returns what the keys of a lease begin with.

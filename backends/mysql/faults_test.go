@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/underlease/underlease/backends/backendtest/faults"
 	"github.com/underlease/underlease/backends/backendtest/servers"
 	"github.com/underlease/underlease/backends/table"
 	"github.com/underlease/underlease/backends/table/tabletest"
@@ -16,7 +17,7 @@ var harness = tabletest.Harness{
 		return servers.StartMariaDB(t, servers.MariaDBOptions{Clock: o.Clock, Zone: o.Zone, Args: []string{"--innodb-flush-log-at-trx-commit=1"}})
 	},
 	URL: func(addr string) string { return "mysql://lease@" + addr + "/lease" }, Open: opened,
-	OfAcquire: "own = 0, choice = CASE", OfRenew: "LAST_INSERT_ID", OfRelease: "JSON_REMOVE(JSON_SET(slots",
+	Words:    faults.Words{OfAcquire: "own = 0, choice = CASE", OfRenew: "LAST_INSERT_ID", OfRelease: "JSON_REMOVE(JSON_SET(slots"},
 	Greeting: 1, Busy: 1, Columns: "term, revision, slots, ends, records, gone",
 	Mark: "CALL underlease_mark('%s', %d, '%s')", Sleeping: "DO SLEEP(1)",
 	Waiting: "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",

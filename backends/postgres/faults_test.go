@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/underlease/underlease/backends/backendtest/faults"
 	"github.com/underlease/underlease/backends/backendtest/servers"
 	"github.com/underlease/underlease/backends/table/tabletest"
 )
@@ -19,7 +20,7 @@ var harness = tabletest.Harness{
 		return p
 	},
 	URL: func(addr string) string { return "postgres://lease@" + addr + "/lease?sslmode=disable" }, Open: opened,
-	OfAcquire: "SET (revision, term, gone, slots", OfRenew: "RETURNING u.slots->$3", OfRelease: "RETURNING pg_notify",
+	Words:    faults.Words{OfAcquire: "SET (revision, term, gone, slots", OfRenew: "RETURNING u.slots->$3", OfRelease: "RETURNING pg_notify"},
 	Greeting: 1, Busy: 2, Columns: "term, revision, slots, ends, records, gone", Where: where,
 	Mark: "SELECT underlease_mark('%s', %d, '%s')", Sleeping: "SELECT pg_sleep(1)",
 	Waiting: "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%(revision, term, gone, slots%' AND pid <> pg_backend_pid()",

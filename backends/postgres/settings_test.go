@@ -1,13 +1,11 @@
 package postgres
 
 import (
-	"errors"
-	"fmt"
 	"net/url"
-	"strings"
 	"testing"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/backendtest"
 )
 
 func mustURL(t *testing.T, raw string) *url.URL {
@@ -72,7 +70,7 @@ func TestTwoURLsOfOneStoreHaveOneIdentity(t *testing.T) {
 
 func TestABadURLIsRefusedWithoutItsSecrets(t *testing.T) {
 	const secret = "s3cr3t"
-	for raw, text := range map[string]string{
+	backendtest.Refuses(t, parse, secret, map[string]string{
 		"postgres:" + secret + "@h":                     "no host",
 		"postgres://u:" + secret + "@h:0/db":            "port",
 		"postgres://u:" + secret + "@h,:7/db":           "empty host",
@@ -87,17 +85,5 @@ func TestABadURLIsRefusedWithoutItsSecrets(t *testing.T) {
 		"postgres://u:" + secret + "@h/db?service=none": "cannot be used",
 
 		"postgres://u:" + secret + "@h/db?sslmode=verify-full&sslrootcert=/nonexistent": "/nonexistent",
-	} {
-		u, err := backends.ParseURL(raw)
-		if err != nil {
-			continue
-		}
-		_, err = parse(u)
-		if c, ok := errors.AsType[*backends.ConfigError](err); !ok || !strings.Contains(c.Text, text) {
-			t.Errorf("%s: got %v, want a *ConfigError with %q", raw, err, text)
-		}
-		if shown := fmt.Sprint(err, backends.Hint(err)); strings.Contains(shown, secret) {
-			t.Errorf("%s: the error shows the secret: %s", raw, shown)
-		}
-	}
+	})
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/backendtest"
+	"github.com/underlease/underlease/backends/backendtest/faults"
 	"github.com/underlease/underlease/backends/backendtest/proxy"
 	"github.com/underlease/underlease/backends/backendtest/servers"
 	"github.com/underlease/underlease/backends/consul"
@@ -79,85 +81,25 @@ func each(t *testing.T, nodes int, f func(*testing.T, *stand)) {
 
 func (s *stand) client(addr string) *backends.Store {
 	s.t.Helper()
-	u, err := backends.ParseURL(s.url(addr))
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	store, err := s.open[u.Scheme].Open(s.t.Context(), u)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	s.t.Cleanup(func() { _ = store.Close() })
-	return store
+	return backendtest.Open(s.t, s.open, s.url(addr))
 }
 
-func request(lease string) backends.Request {
-	return backends.Request{Lease: lease, Holder: "somebody", Handle: backends.NewHandle(), Slots: 1, TTL: time.Minute}
-}
+// limits of the calls of a run.
+var limits = faults.Limits{Acquire: time.Second, Renew: 500 * time.Millisecond, Calm: 10 * time.Second, Armed: 4 * time.Second}
 
-// tries makes one attempt within a limit, as the runner does.
-func tries[T any](t *testing.T, limit time.Duration, f func(context.Context) (T, error)) (T, error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	begun := time.Now()
-	got, err := f(ctx)
-	if took := time.Since(begun); took > limit+2*time.Second { // on a busy machine
-		t.Errorf("a call with a limit of %v took %v", limit, took)
-	}
-	return got, err
-}
-
-// calm is the limit of a call that is answered: a machine, or its disk, that stands still for a moment is no fault of the store.
-const calm = 10 * time.Second
-
-// armed is the limit of a call whose answer is lost: before its end the server must have had its requests.
-const armed = 4 * time.Second
-
-// answered acquires where an answer has to come, whatever it says.
-func answered(t *testing.T, s *backends.Store, r backends.Request) (backends.Grant, error) {
-	t.Helper()
-	return tries(t, calm, func(ctx context.Context) (backends.Grant, error) { return s.Acquire(ctx, r) })
-}
-
-// renewed is renew where an answer has to come, whatever it says.
-func renewed(t *testing.T, s *backends.Store, g backends.Grant) error {
-	t.Helper()
-	_, err := tries(t, calm, func(ctx context.Context) (backends.Grant, error) { return s.Renew(ctx, g) })
-	return err
-}
-
-func acquire(t *testing.T, s *backends.Store, r backends.Request) (backends.Grant, error) {
-	t.Helper()
-	return tries(t, time.Second, func(ctx context.Context) (backends.Grant, error) { return s.Acquire(ctx, r) })
-}
-
-func granted(t *testing.T, s *backends.Store, r backends.Request) backends.Grant {
-	t.Helper()
-	g, err := answered(t, s, r)
-	if err != nil {
-		t.Fatalf("Acquire: got %v, want a grant", err)
-	}
-	return g
-}
-
-func renew(t *testing.T, s *backends.Store, g backends.Grant) error {
-	t.Helper()
-	_, err := tries(t, 500*time.Millisecond, func(ctx context.Context) (backends.Grant, error) { return s.Renew(ctx, g) })
-	return err
-}
+var (
+	request  = faults.Request
+	acquire  = limits.TryAcquire
+	answered = limits.Answered
+	granted  = limits.Granted
+	renew    = limits.TryRenew
+	renewed  = limits.Renewed
+	released = limits.Released
+)
 
 func release(t *testing.T, s *backends.Store, g backends.Grant) error {
 	t.Helper()
-	return releases(t, time.Second, s, g)
-}
-
-func releases(t *testing.T, limit time.Duration, s *backends.Store, g backends.Grant) error {
-	t.Helper()
-	_, err := tries(t, limit, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, s.Release(ctx, g, backends.End{Outcome: "ok"})
-	})
-	return err
+	return faults.Release(t, time.Second, s, g)
 }
 
 // C05, C08: whatever becomes of an answer, the next attempt of the same handle goes on from what the store did.
@@ -171,7 +113,7 @@ func TestALostAnswerIsSettledByTheHandle(t *testing.T) {
 
 			p.Inject(proxy.Fault{Kind: kind, Match: st.acquires})
 			losing := func(ctx context.Context) (backends.Grant, error) { return s.Acquire(ctx, req) }
-			if _, err := tries(t, armed, losing); !errors.Is(err, backends.ErrUnavailable) {
+			if _, err := faults.Try(t, limits.Armed, losing); !errors.Is(err, backends.ErrUnavailable) {
 				t.Fatalf("fault %d: Acquire: got %v, want unavailable", kind, err)
 			}
 			state, err := other.Inspect(t.Context(), "", lease)
@@ -200,10 +142,10 @@ func TestALostAnswerIsSettledByTheHandle(t *testing.T) {
 				}
 			}
 			again("Renew", func() error {
-				_, err := tries(t, armed, func(ctx context.Context) (backends.Grant, error) { return s.Renew(ctx, g) })
+				_, err := faults.Try(t, limits.Armed, func(ctx context.Context) (backends.Grant, error) { return s.Renew(ctx, g) })
 				return err
 			}, func() error { return renewed(t, s, g) })
-			again("Release", func() error { return releases(t, armed, s, g) }, func() error { return releases(t, calm, s, g) })
+			again("Release", func() error { return faults.Release(t, limits.Armed, s, g) }, func() error { return released(t, s, g) })
 			state, err = other.Inspect(t.Context(), "", lease)
 			if err != nil || len(state.History) != 1 || state.History[0].End.Outcome != "ok" {
 				t.Errorf("fault %d: history: got %+v, %v, want one end", kind, state.History, err)
@@ -215,7 +157,7 @@ func TestALostAnswerIsSettledByTheHandle(t *testing.T) {
 			// An answer that never came, and nobody who tries again: the handle gives it back.
 			req = request(lease)
 			p.Inject(proxy.Fault{Kind: kind, Match: st.acquires})
-			if _, err := tries(t, armed, losing); err == nil {
+			if _, err := faults.Try(t, limits.Armed, losing); err == nil {
 				t.Errorf("fault %d: Acquire: got a grant", kind)
 			}
 			if err := s.Release(t.Context(), backends.Grant{Lease: lease, Handle: req.Handle}, backends.End{}); err != nil {
@@ -238,23 +180,8 @@ func TestABlackHoleCostsEachCallItsLimitAndNoMore(t *testing.T) {
 			servers.Within(t, 15*time.Second, "a renewal after "+when, func() error { return renew(t, s, g) })
 			t.Logf("after %s: renewed %v later", when, time.Since(begun))
 		}
-		for _, d := range []proxy.Direction{proxy.Requests, proxy.Answers, proxy.Requests | proxy.Answers} {
-			p.BlackHole(d)
-			for range 3 {
-				if err := renew(t, s, g); !errors.Is(err, backends.ErrUnavailable) || !strings.Contains(err.Error(), p.Addr()) {
-					t.Errorf("Renew in a black hole: got %v, want unavailable with the address", err)
-				}
-			}
-			p.Heal()
-			heals("a black hole")
-		}
 		server, _ := st.leader()
-		server.Freeze()
-		if err := renew(t, s, g); !errors.Is(err, backends.ErrUnavailable) {
-			t.Errorf("Renew of a frozen server: got %v, want unavailable", err)
-		}
-		server.Resume()
-		heals("a frozen server")
+		limits.Silence(t, p, server, s, g, heals)
 		for range 10 {
 			p.Cut()
 			heals("a cut")
@@ -293,7 +220,7 @@ func TestHowOftenTheServerIsAsked(t *testing.T) {
 			}
 			costs("Renew: the session and a look", 2)
 		}
-		if err := releases(t, calm, s, g); err != nil {
+		if err := released(t, s, g); err != nil {
 			t.Errorf("Release: got %v, want nil", err)
 		}
 		costs("Release: a transaction", 1)

@@ -18,80 +18,30 @@ import (
 	"time"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/backendtest/faults"
 	"github.com/underlease/underlease/backends/backendtest/proxy"
 	"github.com/underlease/underlease/backends/backendtest/servers"
 )
 
-// Words that only the script of one operation has.
-const (
-	ofAcquire = "-- ARGV: name, handle, holder, slots"
-	ofRenew   = "-- ARGV: name, handle, slot, term\n"
-	ofRelease = "-- ARGV: name, handle, slot, term (both"
+// limits of the calls of a run.
+var limits = faults.Limits{Acquire: time.Second, Renew: 500 * time.Millisecond, Calm: 10 * time.Second, Armed: 3 * time.Second}
+
+var (
+	request = faults.Request
+	acquire = limits.TryAcquire
+	granted = limits.Granted
+	heard   = limits.Answered
+	renew   = limits.TryRenew
+	renewed = limits.Renewed
 )
-
-func request(lease string) backends.Request {
-	return backends.Request{Lease: lease, Holder: "somebody", Handle: backends.NewHandle(), Slots: 1, TTL: time.Minute}
-}
-
-// calm is the limit of a call that is answered: a machine that stands still for a moment is no fault of the store.
-const calm = 10 * time.Second
-
-// armed is the limit of a call whose answer is lost: before its end the server must have had its request.
-const armed = 3 * time.Second
-
-// tries makes one attempt within a limit, as the runner does.
-func tries[T any](t *testing.T, limit time.Duration, f func(context.Context) (T, error)) (T, error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	begun := time.Now()
-	got, err := f(ctx)
-	if took := time.Since(begun); took > limit+2*time.Second { // on a busy machine
-		t.Errorf("a call with a limit of %v took %v", limit, took)
-	}
-	return got, err
-}
-
-func acquire(t *testing.T, s *backends.Store, r backends.Request) (backends.Grant, error) {
-	t.Helper()
-	return tries(t, time.Second, func(ctx context.Context) (backends.Grant, error) { return s.Acquire(ctx, r) })
-}
-
-func granted(t *testing.T, s *backends.Store, r backends.Request) backends.Grant {
-	t.Helper()
-	g, err := heard(t, s, r)
-	if err != nil {
-		t.Fatalf("Acquire: got %v, want a grant", err)
-	}
-	return g
-}
-
-// heard acquires where an answer has to come, whatever it says.
-func heard(t *testing.T, s *backends.Store, r backends.Request) (backends.Grant, error) {
-	t.Helper()
-	return tries(t, calm, func(ctx context.Context) (backends.Grant, error) { return s.Acquire(ctx, r) })
-}
-
-func renew(t *testing.T, s *backends.Store, g backends.Grant) error {
-	t.Helper()
-	_, err := tries(t, 500*time.Millisecond, func(ctx context.Context) (backends.Grant, error) { return s.Renew(ctx, g) })
-	return err
-}
 
 // confirmed is heard where the word of replicas is waited for: for three quarters of the limit, or of the 5 s after which no answer is read.
 func confirmed(t *testing.T, s *backends.Store, r backends.Request) (backends.Grant, error) {
 	t.Helper()
-	return tries(t, confirming, func(ctx context.Context) (backends.Grant, error) { return s.Acquire(ctx, r) })
+	return faults.Try(t, confirming, func(ctx context.Context) (backends.Grant, error) { return s.Acquire(ctx, r) })
 }
 
 const confirming = 8 * time.Second
-
-// renewed is renew where an answer has to come, whatever it says.
-func renewed(t *testing.T, s *backends.Store, g backends.Grant) error {
-	t.Helper()
-	_, err := tries(t, calm, func(ctx context.Context) (backends.Grant, error) { return s.Renew(ctx, g) })
-	return err
-}
 
 // The budget: one exchange to greet, with user and password where there are any, and one for the lease.
 func TestAGrantTakesTwoRoundTrips(t *testing.T) {
@@ -144,69 +94,10 @@ func TestAGrantTakesTwoRoundTrips(t *testing.T) {
 // C05, C08: whatever becomes of an answer, the next attempt of the same handle goes on from what the store did.
 func TestALostAnswerIsSettledByTheHandle(t *testing.T) {
 	r := servers.StartRedis(t, servers.RedisOptions{})
-	for _, kind := range []proxy.Kind{proxy.ResetBefore, proxy.ResetAfter, proxy.Lose} {
-		p := proxy.New(t, r.Addr())
-		s, other := opened(t, "redis://"+p.Addr()), opened(t, "redis://"+r.Addr())
-		lease := fmt.Sprintf("settled-%d", kind)
-		req := request(lease)
-
-		p.Inject(proxy.Fault{Kind: kind, Match: ofAcquire})
-		losing := func(ctx context.Context) (backends.Grant, error) { return s.Acquire(ctx, req) }
-		if _, err := tries(t, armed, losing); !errors.Is(err, backends.ErrUnavailable) {
-			t.Fatalf("fault %d: Acquire: got %v, want unavailable", kind, err)
-		}
-		state, err := other.Inspect(t.Context(), "", lease)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if held := len(state.Slots) == 1 && state.Slots[0].Held; held != (kind != proxy.ResetBefore) {
-			t.Errorf("fault %d: held after the lost answer: got %v", kind, held)
-		}
-		g := granted(t, s, req)
-		if len(state.Slots) == 1 && g.Term != state.Slots[0].Term {
-			t.Errorf("fault %d: term: got %d, want the one of the attempt whose answer was lost, %d", kind, g.Term, state.Slots[0].Term)
-		}
-
-		p.Inject(proxy.Fault{Kind: kind, Match: ofRenew})
-		if _, err := tries(t, armed, func(ctx context.Context) (backends.Grant, error) { return s.Renew(ctx, g) }); !errors.Is(err, backends.ErrUnavailable) {
-			t.Errorf("fault %d: Renew: got %v, want unavailable", kind, err)
-		}
-		if err := renewed(t, s, g); err != nil {
-			t.Errorf("fault %d: the next Renew: got %v, want the grant", kind, err)
-		}
-
-		p.Inject(proxy.Fault{Kind: kind, Match: ofRelease})
-		release := func(limit time.Duration) error {
-			_, err := tries(t, limit, func(ctx context.Context) (struct{}, error) {
-				return struct{}{}, s.Release(ctx, g, backends.End{Outcome: "ok"})
-			})
-			return err
-		}
-		if err := release(armed); !errors.Is(err, backends.ErrUnavailable) {
-			t.Errorf("fault %d: Release: got %v, want unavailable", kind, err)
-		}
-		if err := release(calm); err != nil {
-			t.Errorf("fault %d: the next Release: got %v, want nil", kind, err)
-		}
-		state, err = other.Inspect(t.Context(), "", lease)
-		if err != nil || len(state.History) != 1 || state.History[0].End.Outcome != "ok" {
-			t.Errorf("fault %d: history: got %+v, %v, want one end", kind, state.History, err)
-		}
-		if got := p.Done(kind); got != 3 {
-			t.Errorf("the fault happened %d times, want 3", got)
-		}
-
-		// An answer that never came, and nobody who tries again: the handle gives it back.
-		req = request(lease)
-		p.Inject(proxy.Fault{Kind: kind, Match: ofAcquire})
-		if _, err := tries(t, armed, losing); err == nil {
-			t.Errorf("fault %d: Acquire: got a grant", kind)
-		}
-		if err := s.Release(t.Context(), backends.Grant{Lease: lease, Handle: req.Handle}, backends.End{}); err != nil {
-			t.Errorf("fault %d: abandon: got %v, want nil", kind, err)
-		}
-		granted(t, other, request(lease))
+	words := faults.Words{ // which the script of one operation alone has
+		OfAcquire: "-- ARGV: name, handle, holder, slots", OfRenew: "-- ARGV: name, handle, slot, term\n", OfRelease: "-- ARGV: name, handle, slot, term (both",
 	}
+	limits.LostAnswers(t, r.Addr(), func(addr string) *backends.Store { return opened(t, "redis://"+addr) }, words)
 }
 
 // After a black hole all connections are made anew, and no call lasts longer than its limit.
@@ -214,62 +105,13 @@ func TestABlackHoleCostsEachCallItsLimitAndNoMore(t *testing.T) {
 	r := servers.StartRedis(t, servers.RedisOptions{})
 	p := proxy.New(t, r.Addr())
 	s := opened(t, "redis://"+p.Addr())
-	g := granted(t, s, request("l"))
-	for _, d := range []proxy.Direction{proxy.Requests, proxy.Answers, proxy.Requests | proxy.Answers} {
-		p.BlackHole(d)
-		for range 3 {
-			if err := renew(t, s, g); !errors.Is(err, backends.ErrUnavailable) || !strings.Contains(err.Error(), p.Addr()) {
-				t.Errorf("Renew in a black hole: got %v, want unavailable with the address", err)
-			}
-		}
-		p.Heal()
-		if err := renewed(t, s, g); err != nil {
-			t.Errorf("Renew after it: got %v, want the grant", err)
-		}
-	}
-	r.Freeze()
-	if err := renew(t, s, g); !errors.Is(err, backends.ErrUnavailable) {
-		t.Errorf("Renew of a frozen server: got %v, want unavailable", err)
-	}
-	r.Resume()
-	if err := renewed(t, s, g); err != nil {
-		t.Errorf("Renew after it: got %v, want the grant", err)
-	}
-	p.Cut()
-	if err := renew(t, s, g); err != nil && !errors.Is(err, backends.ErrUnavailable) {
-		t.Errorf("Renew after a cut: got %v, want the grant or unavailable", err)
-	}
-	if err := renewed(t, s, g); err != nil {
-		t.Errorf("the next Renew: got %v, want the grant", err)
-	}
+	limits.BlackHole(t, p, r, s)
 }
 
 // A call whose context is cancelled while the server is silent returns at once.
 func TestACancelledCallReturnsAtOnce(t *testing.T) {
 	r := servers.StartRedis(t, servers.RedisOptions{})
-	s := opened(t, "redis://"+r.Addr())
-	g := granted(t, s, request("l"))
-	r.Freeze()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		_, err := s.Renew(ctx, g)
-		done <- err
-	}()
-	select {
-	case err := <-done:
-		t.Fatalf("Renew of a frozen server: got %v before anything happened", err)
-	case <-time.After(100 * time.Millisecond):
-	}
-	cancel()
-	select {
-	case err := <-done:
-		if err == nil || errors.Is(err, backends.ErrLost) {
-			t.Errorf("Renew: got %v, want an error that is no answer", err)
-		}
-	case <-time.After(4 * time.Second): // less than the 5 s of a call without a limit
-		t.Error("Renew: not back 4 s after its context ended")
-	}
+	limits.Cancelled(t, r, opened(t, "redis://"+r.Addr()), 4*time.Second) // less than the 5 s of a call without a limit
 }
 
 // C15: terms grow over the loss of everything, and over a server that starts without what it knew.
@@ -711,7 +553,7 @@ func TestATermAheadOfTheClockIsRemembered(t *testing.T) {
 func TestARecordCountsWhenTheReplicasHaveIt(t *testing.T) {
 	r := servers.StartRedis(t, servers.RedisOptions{})
 	s := opened(t, "redis://"+r.Addr()+"?replicas=1")
-	_, err := tries(t, confirming, func(ctx context.Context) (int64, error) {
+	_, err := faults.Try(t, confirming, func(ctx context.Context) (int64, error) {
 		return s.Records().Put(ctx, "", "marked", backends.Put{Key: "k", Value: []byte("v")}, nil)
 	})
 	if !errors.Is(err, backends.ErrUnavailable) || !strings.Contains(err.Error(), "0 of 1 replicas") {

@@ -1,14 +1,13 @@
 package redis
 
 import (
-	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/backendtest"
 )
 
 func parsed(raw string) (settings, error) {
@@ -93,7 +92,7 @@ func TestABadURLIsRefusedWithoutItsSecrets(t *testing.T) {
 	if err := os.WriteFile(junk, []byte("junk"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for raw, text := range map[string]string{
+	backendtest.Refuses(t, parse, secret, map[string]string{
 		"redis:":                                   "no host",
 		"redis:" + secret + "@h":                   "no host",
 		"redis:///0":                               "no host",
@@ -122,14 +121,5 @@ func TestABadURLIsRefusedWithoutItsSecrets(t *testing.T) {
 		"rediss://h?ca=" + dir + "/none":           "cannot be read",
 		"rediss://h?cert=" + junk:                  "incomplete",
 		"rediss://h?cert=" + junk + "&key=" + junk: "cannot be used",
-	} {
-		_, err := parsed(raw)
-		var config *backends.ConfigError
-		if !errors.As(err, &config) || !strings.Contains(config.Text, text) {
-			t.Errorf("%s: got %v, want a *ConfigError with %q", raw, err, text)
-		}
-		if shown := fmt.Sprint(err, backends.Hint(err)); strings.Contains(shown, secret) {
-			t.Errorf("%s: the error shows the secret: %s", raw, shown)
-		}
-	}
+	})
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/backendtest/faults"
 	"github.com/underlease/underlease/backends/backendtest/proxy"
 	"github.com/underlease/underlease/backends/backendtest/servers"
 )
@@ -43,8 +44,7 @@ type Harness struct {
 	URL   func(addr string) string
 	Open  func(t testing.TB, url string) *backends.Store
 
-	// Words that only the request of one operation has.
-	OfAcquire, OfRenew, OfRelease string
+	Words faults.Words
 
 	Greeting int                                    // round trips until a connection stands
 	Busy     int                                    // round trips to be told that a lease is busy
@@ -91,78 +91,19 @@ func Run(t *testing.T, h Harness) {
 	}
 }
 
-// Request is a request for a lease that nobody lets expire.
-func Request(lease string) backends.Request {
-	return backends.Request{Lease: lease, Holder: "somebody", Handle: backends.NewHandle(), Slots: 1, TTL: time.Minute}
-}
+// limits of the calls of a run.
+var limits = faults.Limits{Acquire: 2 * time.Second, Renew: time.Second, Calm: 20 * time.Second, Armed: 4 * time.Second}
 
-// calm is the limit of a call that is answered: a machine, or its disk, that stands still for a moment is no fault of the store.
-const calm = 20 * time.Second
-
-// armed is the limit of a call whose answer is lost: before its end the server must have had its request.
-const armed = 4 * time.Second
-
-// tries makes one attempt within a limit, as the runner does.
-func tries[T any](t *testing.T, limit time.Duration, f func(context.Context) (T, error)) (T, error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	begun := time.Now()
-	got, err := f(ctx)
-	if took := time.Since(begun); took > limit+2*time.Second { // on a busy machine
-		t.Errorf("a call with a limit of %v took %v", limit, took)
-	}
-	return got, err
-}
-
-// Acquire makes one attempt.
-func Acquire(t *testing.T, s *backends.Store, r backends.Request) (backends.Grant, error) {
-	t.Helper()
-	return tries(t, 2*time.Second, func(ctx context.Context) (backends.Grant, error) { return s.Acquire(ctx, r) })
-}
-
-// Granted makes one attempt that has to succeed.
-func Granted(t *testing.T, s *backends.Store, r backends.Request) backends.Grant {
-	t.Helper()
-	g, err := Answered(t, s, r)
-	if err != nil {
-		t.Fatalf("Acquire: got %v, want a grant", err)
-	}
-	return g
-}
-
-// Answered makes one attempt where an answer has to come, whatever it says.
-func Answered(t *testing.T, s *backends.Store, r backends.Request) (backends.Grant, error) {
-	t.Helper()
-	return tries(t, calm, func(ctx context.Context) (backends.Grant, error) { return s.Acquire(ctx, r) })
-}
-
-// Renewed is Renew where an answer has to come, whatever it says.
-func Renewed(t *testing.T, s *backends.Store, g backends.Grant) error {
-	t.Helper()
-	_, err := tries(t, calm, func(ctx context.Context) (backends.Grant, error) { return s.Renew(ctx, g) })
-	return err
-}
-
-// Renew makes one attempt.
-func Renew(t *testing.T, s *backends.Store, g backends.Grant) error {
-	t.Helper()
-	_, err := tries(t, time.Second, func(ctx context.Context) (backends.Grant, error) { return s.Renew(ctx, g) })
-	return err
-}
-
-func release(t *testing.T, s *backends.Store, g backends.Grant) error {
-	t.Helper()
-	return releases(t, calm, s, g)
-}
-
-func releases(t *testing.T, limit time.Duration, s *backends.Store, g backends.Grant) error {
-	t.Helper()
-	_, err := tries(t, limit, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, s.Release(ctx, g, backends.End{Outcome: "ok"})
-	})
-	return err
-}
+// The calls within these limits: see [faults.Limits].
+var (
+	Request  = faults.Request
+	Acquire  = limits.TryAcquire
+	Granted  = limits.Granted
+	Answered = limits.Answered
+	Renew    = limits.TryRenew
+	Renewed  = limits.Renewed
+	release  = limits.Released
+)
 
 // counted: what each operation costs, once the tables are there; nobody looks whether they are.
 func counted(t *testing.T, h Harness) {
@@ -206,73 +147,12 @@ func counted(t *testing.T, h Harness) {
 // C05, C08.
 func lostAnswers(t *testing.T, h Harness) {
 	server := h.Start(t, Options{})
-	for _, kind := range []proxy.Kind{proxy.ResetBefore, proxy.ResetAfter, proxy.Lose} {
-		p := proxy.New(t, server.Addr())
-		s, other := h.Open(t, h.URL(p.Addr())), h.Open(t, h.URL(server.Addr()))
-		lease := fmt.Sprintf("settled-%d", kind)
-		Granted(t, other, Request("warm")) // the tables are there
-		_ = other.Break(t.Context(), "", "warm", 0, "", true)
-		req := Request(lease)
-		held := func() (bool, backends.SlotState) {
-			t.Helper()
-			state, err := other.Inspect(t.Context(), "", lease)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if len(state.Slots) == 0 {
-				return false, backends.SlotState{}
-			}
-			return state.Slots[0].Held, state.Slots[0]
-		}
-
-		p.Inject(proxy.Fault{Kind: kind, Match: h.OfAcquire})
-		losing := func(ctx context.Context) (backends.Grant, error) { return s.Acquire(ctx, req) }
-		if _, err := tries(t, armed, losing); !errors.Is(err, backends.ErrUnavailable) {
-			t.Fatalf("fault %d: Acquire: got %v, want unavailable", kind, err)
-		}
-		_, state := held()
-		g := Granted(t, s, req)
-		if state.Held && g.Term != state.Term {
-			t.Errorf("fault %d: term: got %d, want the one of the attempt whose answer was lost, %d", kind, g.Term, state.Term)
-		}
-		p.Inject(proxy.Fault{Kind: kind, Match: h.OfRenew})
-		if _, err := tries(t, armed, func(ctx context.Context) (backends.Grant, error) { return s.Renew(ctx, g) }); !errors.Is(err, backends.ErrUnavailable) {
-			t.Errorf("fault %d: Renew: got %v, want unavailable", kind, err)
-		}
-		if err := Renewed(t, s, g); err != nil {
-			t.Errorf("fault %d: the next Renew: got %v, want the grant", kind, err)
-		}
-		p.Inject(proxy.Fault{Kind: kind, Match: h.OfRelease})
-		if err := releases(t, armed, s, g); !errors.Is(err, backends.ErrUnavailable) {
-			t.Errorf("fault %d: Release: got %v, want unavailable", kind, err)
-		}
-		if is, _ := held(); is != (kind == proxy.ResetBefore) {
-			t.Errorf("fault %d: held after the lost answer to the release: got %v", kind, is)
-		}
-		if err := release(t, s, g); err != nil {
-			t.Errorf("fault %d: the next Release: got %v, want nil", kind, err)
-		}
-		past, err := other.Inspect(t.Context(), "", lease)
-		if err != nil || len(past.History) != 1 || past.History[0].End.Outcome != "ok" {
-			t.Errorf("fault %d: history: got %+v, %v, want one end", kind, past.History, err)
-		}
-		if got := p.Done(kind); got != 3 {
-			t.Errorf("the fault happened %d times, want 3", got)
-		}
-		// An answer that never came, and nobody who tries again: the handle gives it back.
-		req = Request(lease)
-		p.Inject(proxy.Fault{Kind: kind, Match: h.OfAcquire})
-		if _, err := tries(t, armed, losing); err == nil {
-			t.Errorf("fault %d: Acquire: got a grant", kind)
-		}
-		if is, _ := held(); is != (kind != proxy.ResetBefore) {
-			t.Errorf("fault %d: held after the lost answer to an acquisition: got %v", kind, is)
-		}
-		if err := s.Release(t.Context(), backends.Grant{Lease: lease, Handle: req.Handle}, backends.End{}); err != nil {
-			t.Errorf("fault %d: abandon: got %v, want nil", kind, err)
-		}
-		Granted(t, other, Request(lease))
+	open := func(addr string) *backends.Store { return h.Open(t, h.URL(addr)) }
+	first := open(server.Addr())
+	if err := release(t, first, Granted(t, first, Request("warm"))); err != nil { // the tables are there
+		t.Fatal(err)
 	}
+	limits.LostAnswers(t, server.Addr(), open, h.Words)
 }
 
 // givenBack: a statement of an acquisition that comes after its handle was given back.
@@ -392,34 +272,7 @@ func blackHole(t *testing.T, h Harness) {
 	server := h.Start(t, Options{})
 	p := proxy.New(t, server.Addr())
 	s := h.Open(t, h.URL(p.Addr()))
-	g := Granted(t, s, Request("l"))
-	for _, d := range []proxy.Direction{proxy.Requests, proxy.Answers, proxy.Requests | proxy.Answers} {
-		p.BlackHole(d)
-		for range 2 {
-			if err := Renew(t, s, g); !errors.Is(err, backends.ErrUnavailable) || !strings.Contains(err.Error(), p.Addr()) {
-				t.Errorf("Renew in a black hole: got %v, want unavailable with the address", err)
-			}
-		}
-		p.Heal()
-		if err := Renewed(t, s, g); err != nil {
-			t.Errorf("Renew after it: got %v, want the grant", err)
-		}
-	}
-	server.Freeze()
-	if err := Renew(t, s, g); !errors.Is(err, backends.ErrUnavailable) {
-		t.Errorf("Renew of a frozen server: got %v, want unavailable", err)
-	}
-	server.Resume()
-	if err := Renewed(t, s, g); err != nil {
-		t.Errorf("Renew after it: got %v, want the grant", err)
-	}
-	p.Cut()
-	if err := Renew(t, s, g); err != nil && !errors.Is(err, backends.ErrUnavailable) {
-		t.Errorf("Renew after a cut: got %v, want the grant or unavailable", err)
-	}
-	if err := Renewed(t, s, g); err != nil {
-		t.Errorf("the next Renew: got %v, want the grant", err)
-	}
+	g := limits.BlackHole(t, p, server, s)
 	// C67: a connection that the server has closed while nobody used it is seen before it is used.
 	time.Sleep(1100 * time.Millisecond) // for so long none is looked at
 	p.Cut()
@@ -430,30 +283,7 @@ func blackHole(t *testing.T, h Harness) {
 
 func cancelled(t *testing.T, h Harness) {
 	server := h.Start(t, Options{})
-	s := h.Open(t, h.URL(server.Addr()))
-	g := Granted(t, s, Request("l"))
-	server.Freeze()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		_, err := s.Renew(ctx, g)
-		done <- err
-	}()
-	select {
-	case err := <-done:
-		t.Fatalf("Renew of a frozen server: got %v before anything happened", err)
-	case <-time.After(100 * time.Millisecond):
-	}
-	cancel()
-	select {
-	case err := <-done:
-		if err == nil || errors.Is(err, backends.ErrLost) {
-			t.Errorf("Renew: got %v, want an error that is no answer", err)
-		}
-	case <-time.After(5 * time.Second): // on a busy machine; the server never answers
-		t.Error("Renew: not back 5 s after its context ended")
-	}
-	server.Resume()
+	limits.Cancelled(t, server, h.Open(t, h.URL(server.Addr())), 5*time.Second)
 }
 
 // C68: the tables are made by whoever comes first, and once.
@@ -800,7 +630,7 @@ func marks(t *testing.T, h Harness) {
 			return nil
 		})
 		// Within less than what is left of the transaction: a renewal that waits for its end is not back.
-		if _, err := tries(t, 2500*time.Millisecond, func(ctx context.Context) (backends.Grant, error) { return s.Renew(ctx, old) }); err != nil {
+		if _, err := faults.Try(t, 2500*time.Millisecond, func(ctx context.Context) (backends.Grant, error) { return s.Renew(ctx, old) }); err != nil {
 			t.Errorf("%q: Renew while the transaction is open: got %v, want the grant", namespace, err)
 		}
 		if err := s.Break(ctx, namespace, "v3", 0, "", true); err != nil {
