@@ -22,6 +22,8 @@ import (
 	"github.com/hashicorp/consul/api"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/backends/backendtest"
+	"github.com/underlease/underlease/backends/backendtest/faults"
 	"github.com/underlease/underlease/backends/backendtest/servers"
 )
 
@@ -83,9 +85,9 @@ func TestEachTroubleHasItsOwnWords(t *testing.T) {
 	client := []string{"cert", certificates.ClientCert, "key", certificates.ClientKey}
 	addr := func(c *servers.ConsulCluster) string { return c.Nodes[0].Addr() }
 	for name, c := range map[string]struct {
-		url        string
-		kind       error // nil: a *ConfigError
-		text, hint string
+		URL        string
+		Kind       error
+		Text, Hint string
 	}{
 		"port":       {fmt.Sprintf("consul://127.0.0.1:%d", servers.FreePort(t, 0)), backends.ErrUnreached, "connection refused", ""},
 		"host":       {"consul://host.invalid", backends.ErrUnreached, "host.invalid", ""},
@@ -103,25 +105,13 @@ func TestEachTroubleHasItsOwnWords(t *testing.T) {
 		"ttl":        {"consul://" + addr(strict), nil, "30s", ""},
 		"not consul": {"consul://" + web.Listener.Addr().String(), backends.ErrUnavailable, "", ""},
 	} {
-		s := opened(t, c.url)
+		s := opened(t, c.URL)
 		var err error
-		var config *backends.ConfigError
 		servers.Within(t, 40*time.Second, name, func() error { // a server needs a moment to miss its leader
 			_, err = acquireIn(t, 2*time.Second, s, "trouble", 20*time.Second)
-			if c.kind != nil && !errors.Is(err, c.kind) || c.kind == nil && !errors.As(err, &config) || !strings.Contains(fmt.Sprint(err), c.text) {
-				return fmt.Errorf("got %w, want %w with %q", err, c.kind, c.text)
-			}
-			return nil
+			return faults.Trouble(c).Matches(err)
 		})
-		t.Logf("%s: %v (hint: %s)", name, err, backends.Hint(err))
-		if !strings.Contains(backends.Hint(err), c.hint) {
-			t.Errorf("%s: got %q with the hint %q, want %q", name, err, backends.Hint(err), c.hint)
-		}
-		for _, hidden := range []string{secret, none, noSession, readOnly} {
-			if shown := fmt.Sprint(err, backends.Hint(err), s.Address); strings.Contains(shown, hidden) {
-				t.Errorf("%s: got %q, want no secret", name, shown)
-			}
-		}
+		faults.Trouble(c).Check(t, name, s, err, secret, none, noSession, readOnly)
 	}
 }
 
@@ -313,7 +303,7 @@ func TestAURLAndTheVariablesOfConsulSayWhere(t *testing.T) {
 
 func TestAURLThatCannotWorkIsRefused(t *testing.T) {
 	const secret = "s3cr3t"
-	for raw, text := range map[string]string{
+	backendtest.Refuses(t, parse, secret, map[string]string{
 		"consul:relative":                  "names no host",
 		"consul://h#f":                     "fragment",
 		"consul://h:0":                     "port",
@@ -326,20 +316,7 @@ func TestAURLThatCannotWorkIsRefused(t *testing.T) {
 		"consuls://h?ca=f&ca=g":            "more than once",
 		"consul://h?session-ttl-min=soon":  "session-ttl-min",
 		"consul://h?token-file=/none/such": "cannot be read",
-	} {
-		u, err := backends.ParseURL(raw)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = parse(u)
-		var config *backends.ConfigError
-		if !errors.As(err, &config) || !strings.Contains(err.Error(), text) {
-			t.Errorf("%s: got %v, want a *ConfigError with %q", raw, err, text)
-		}
-		if strings.Contains(fmt.Sprint(err, backends.Hint(err)), secret) {
-			t.Errorf("%s: the secret is shown: %v", raw, err)
-		}
-	}
+	})
 }
 
 // A proxy that has lost its way says 404, which is also what Consul says where there is no key, and no session. It is no loss, and

@@ -13,6 +13,7 @@ import (
 
 	"github.com/underlease/underlease/backends"
 	"github.com/underlease/underlease/backends/backendtest"
+	"github.com/underlease/underlease/backends/backendtest/faults"
 	"github.com/underlease/underlease/backends/backendtest/servers"
 	"github.com/underlease/underlease/backends/table"
 	. "github.com/underlease/underlease/backends/table/tabletest"
@@ -38,9 +39,9 @@ func TestEachTroubleHasItsOwnWords(t *testing.T) {
 	dead := servers.StartMariaDB(t, servers.MariaDBOptions{})
 	dead.Kill()
 	for name, c := range map[string]struct {
-		url        string
-		kind       error // nil: a *ConfigError
-		text, hint string
+		URL        string
+		Kind       error
+		Text, Hint string
 	}{
 		"password":  {"mysql://lease:wrong" + secret + "@" + m.Addr() + "/lease", backends.ErrDenied, "refused user or password", "%XX"},
 		"user":      {"mysql://nobody:" + secret + "@" + m.Addr() + "/lease", backends.ErrDenied, "refused user or password", "%XX"},
@@ -59,23 +60,9 @@ func TestEachTroubleHasItsOwnWords(t *testing.T) {
 		"no tls":    {direct(encrypted), backends.ErrDenied, "", "tls=true"},
 		"host":      {"mysql://lease@no.such.host.invalid/lease", backends.ErrUnreached, "no such host", "host in the store's URL"},
 	} {
-		s := opened(t, c.url)
+		s := opened(t, c.URL)
 		_, err := Answered(t, s, Request("l"))
-		if c.kind == nil {
-			if _, ok := errors.AsType[*backends.ConfigError](err); !ok {
-				t.Errorf("%s: got %v, want a *ConfigError", name, err)
-				continue
-			}
-		} else if !errors.Is(err, c.kind) {
-			t.Errorf("%s: got %v, want %v", name, err, c.kind)
-			continue
-		}
-		if !strings.Contains(err.Error(), c.text) || !strings.Contains(backends.Hint(err), c.hint) {
-			t.Errorf("%s: got %q with the hint %q, want %q and %q", name, err, backends.Hint(err), c.text, c.hint)
-		}
-		if shown := fmt.Sprintf("%v %+v %s %s", err, err, backends.Hint(err), s.Address); strings.Contains(shown, secret) {
-			t.Errorf("%s: the secret is shown: %s", name, shown)
-		}
+		faults.Trouble(c).Check(t, name, s, err, secret)
 	}
 }
 

@@ -70,7 +70,7 @@ func TestEveryErrorHasItsKind(t *testing.T) {
 		{&notEncrypted{&tls.CertificateVerificationError{Err: x509.HostnameError{Certificate: &x509.Certificate{}}}}, backends.ErrUnreached, "", "server-name"},
 		{&notEncrypted{tls.RecordHeaderError{Msg: "first record does not look like a TLS handshake"}}, backends.ErrUnreached, "TLS", "redis in the place of rediss"},
 		{&notEncrypted{context.DeadlineExceeded}, backends.ErrUnreached, "greeting of TLS", "redis in the place of rediss"},
-		{backends.Lost(nil, "x"), backends.ErrUnavailable, "x", ""}, // it never comes here
+		{backends.Lost(nil, "as it is"), backends.ErrLost, "as it is", ""},
 		{backends.Unavailable(nil, "as it is"), backends.ErrUnavailable, "as it is", ""},
 		{config, nil, "", ""},
 	} {
