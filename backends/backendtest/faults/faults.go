@@ -135,9 +135,9 @@ func (l Limits) LostAnswers(t *testing.T, addr string, open func(addr string) *b
 		if _, err := acquire(t, l.Armed, s, req); !errors.Is(err, backends.ErrUnavailable) {
 			t.Fatalf("fault %d: Acquire: got %v, want unavailable", kind, err)
 		}
-		is, state := held()
-		if is != (kind != proxy.ResetBefore) {
-			t.Errorf("fault %d: held after the lost answer: got %v", kind, is)
+		is, state := held() // where a new lease takes another request, too, it may be free
+		if is && kind == proxy.ResetBefore {
+			t.Errorf("fault %d: held after a request that did not come through", kind)
 		}
 		g := l.Granted(t, s, req)
 		if is && g.Term != state.Term {
