@@ -21,6 +21,7 @@ package backends
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"math"
 	"net/url"
@@ -256,6 +257,26 @@ type Walker interface {
 	// false, which is no error. Nothing in the store is locked while show runs, and nothing is made or changed there, but that what
 	// is kept no longer may be removed.
 	Walk(ctx context.Context, namespace string, show func(State, error) bool) error
+}
+
+// Collect is List of a [Backend] for its [Walker]. Leases that cannot be shown are in the error alone.
+func Collect(ctx context.Context, w Walker, namespace string) (states []State, err error) {
+	var failed []error
+	err = w.Walk(ctx, namespace, func(s State, err error) bool {
+		if err != nil {
+			failed = append(failed, err)
+		} else {
+			states = append(states, s)
+		}
+		return true
+	})
+	switch {
+	case err != nil || len(failed) == 0:
+		return states, err
+	case len(failed) == 1:
+		return states, failed[0]
+	}
+	return states, errors.Join(failed...)
 }
 
 // Pinner is an optional interface of a [Backend] whose grant lives as long as descriptors of this process do.

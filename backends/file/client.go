@@ -481,25 +481,7 @@ func (d *door) strangers(rec *record) error {
 
 // List implements [backends.Backend].
 func (c *Client) List(ctx context.Context, namespace string) ([]backends.State, error) {
-	var (
-		states []backends.State
-		failed []error
-	)
-	err := c.Walk(ctx, namespace, func(s backends.State, err error) bool {
-		if err != nil {
-			failed = append(failed, err)
-		} else {
-			states = append(states, s)
-		}
-		return true
-	})
-	switch {
-	case err != nil || len(failed) == 0:
-		return states, err
-	case len(failed) == 1:
-		return states, failed[0]
-	}
-	return states, errors.Join(failed...)
+	return backends.Collect(ctx, c, namespace)
 }
 
 // longestLook is how long Walk waits for the mu of one lease: whoever stops in there must not hide all the others.

@@ -546,23 +546,8 @@ func (c *Client) Inspect(ctx context.Context, namespace, name string) (backends.
 }
 
 // List implements [backends.Backend].
-func (c *Client) List(ctx context.Context, namespace string) (states []backends.State, err error) {
-	var failed []error
-	err = c.Walk(ctx, namespace, func(s backends.State, err error) bool {
-		if err != nil {
-			failed = append(failed, err)
-		} else {
-			states = append(states, s)
-		}
-		return true
-	})
-	switch {
-	case err != nil || len(failed) == 0:
-		return states, err
-	case len(failed) == 1:
-		return states, failed[0]
-	}
-	return states, errors.Join(failed...)
+func (c *Client) List(ctx context.Context, namespace string) ([]backends.State, error) {
+	return backends.Collect(ctx, c, namespace)
 }
 
 // page is how many rows one statement reads.

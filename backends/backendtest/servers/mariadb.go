@@ -76,17 +76,8 @@ func StartMariaDB(t testing.TB, o MariaDBOptions) *MariaDB {
 	if o.TLS != nil {
 		args = append(args, "--require-secure-transport=ON")
 		for name, from := range map[string]string{"ssl-ca": o.TLS.CA, "ssl-cert": o.TLS.Cert, "ssl-key": o.TLS.Key} {
-			b, err := os.ReadFile(from)
-			if err != nil {
-				t.Fatal(err)
-			}
 			to := filepath.Join(dir, name)
-			if err := os.WriteFile(to, b, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if user != nil {
-				own(t, to, int(user.Uid), int(user.Gid))
-			}
+			copied(t, user, from, to)
 			args = append(args, "--"+name+"="+to)
 		}
 	}
@@ -122,13 +113,7 @@ func (m *MariaDB) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.I
 // Do runs SQL with all rights in the database lease, once it is there, and returns what it shows, columns by tabs.
 func (m *MariaDB) Do(sql string) string {
 	m.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), soon)
-	defer cancel()
-	got, err := m.TryDo(ctx, sql)
-	if err != nil {
-		m.t.Fatalf("%s: %v", sql, err)
-	}
-	return got
+	return done(m.t, sql, m.TryDo)
 }
 
 // TryDo is [MariaDB.Do] with an error.
@@ -143,10 +128,5 @@ func (m *MariaDB) TryDo(ctx context.Context, sql string) (string, error) {
 	c := exec.CommandContext(ctx, m.client, args...)
 	c.Stdin = strings.NewReader(sql)
 	c.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + m.Dir, "LC_ALL=C"}
-	var out, words bytes.Buffer
-	c.Stdout, c.Stderr = &out, &words
-	if err := c.Run(); err != nil {
-		return "", fmt.Errorf("%w: %s", err, strings.TrimSpace(words.String()))
-	}
-	return strings.TrimSpace(out.String()), nil
+	return said(c)
 }

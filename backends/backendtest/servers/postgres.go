@@ -3,7 +3,6 @@
 package servers
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -96,28 +95,14 @@ func (p *Postgres) configure(t testing.TB) {
 		lines = append(lines, "ssl = on")
 		for name, from := range map[string]string{"ssl_ca_file": p.TLS.CA, "ssl_cert_file": p.TLS.Cert, "ssl_key_file": p.TLS.Key} {
 			to := filepath.Join(p.Dir, name)
-			b, err := os.ReadFile(from)
-			if err != nil {
-				t.Fatal(err)
-			}
-			p.write(t, to, string(b))
+			copied(t, p.user, from, to)
 			lines = append(lines, name+" = '"+to+"'")
 		}
 	}
 	access += kind + " all all 127.0.0.1/32 " + how + "\n"
 	lines = append(lines, p.Config...)
-	p.write(t, filepath.Join(p.data(), "postgresql.auto.conf"), strings.Join(lines, "\n")+"\n")
-	p.write(t, filepath.Join(p.data(), "pg_hba.conf"), access)
-}
-
-func (p *Postgres) write(t testing.TB, path, text string) {
-	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if p.user != nil {
-		own(t, path, int(p.user.Uid), int(p.user.Gid))
-	}
+	written(t, p.user, filepath.Join(p.data(), "postgresql.auto.conf"), strings.Join(lines, "\n")+"\n")
+	written(t, p.user, filepath.Join(p.data(), "pg_hba.conf"), access)
 }
 
 func (p *Postgres) start(t testing.TB) {
@@ -220,13 +205,7 @@ func (p *Postgres) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.
 // Do runs SQL as a superuser in the database lease and returns what it shows, unaligned, without headers.
 func (p *Postgres) Do(sql string) string {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), soon)
-	defer cancel()
-	got, err := p.TryDo(ctx, sql)
-	if err != nil {
-		p.t.Fatalf("%s: %v", sql, err)
-	}
-	return got
+	return done(p.t, sql, p.TryDo)
 }
 
 // TryDo is [Postgres.Do] with an error.
@@ -237,12 +216,7 @@ func (p *Postgres) TryDo(ctx context.Context, sql string) (string, error) {
 	}
 	c := exec.CommandContext(ctx, p.programs["psql"], "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-h", p.Dir, "-p", strconv.Itoa(p.Port), "-U", "postgres", "-d", database, "-c", sql)
 	c.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + p.Dir, "LC_ALL=C"}
-	var out, words bytes.Buffer
-	c.Stdout, c.Stderr = &out, &words
-	if err := c.Run(); err != nil {
-		return "", fmt.Errorf("%w: %s", err, strings.TrimSpace(words.String()))
-	}
-	return strings.TrimSpace(out.String()), nil
+	return said(c)
 }
 
 // PgBouncer is a pooler in transaction mode.
