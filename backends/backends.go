@@ -242,6 +242,12 @@ type Waiter interface {
 	WaitFree(ctx context.Context, req Request) error
 }
 
+// Leaver is a [Waiter] whose places in the queue last for a while without those who wait.
+type Leaver interface {
+	// Leave gives up the place that [Waiter.WaitFree] has taken for req's handle, if there is one.
+	Leave(ctx context.Context, req Request) error
+}
+
 // Watcher is an optional interface of a [Backend]: a hint that the grant may have been taken away or that somebody asks
 // its holder to stop. The caller renews at once and decides by the answer.
 type Watcher interface {

@@ -97,6 +97,7 @@ type program struct {
 	log      *slog.Logger
 	report   *reportFile
 	store    *backends.Store
+	settled  bool // the settings are known
 }
 
 type launched struct {

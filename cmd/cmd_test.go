@@ -620,18 +620,18 @@ func TestABackendFileOfAnotherUserIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := backendFileIsSafe(f, os.Geteuid()); err != nil {
+	if err := trusted(f, os.Geteuid()); err != nil {
 		t.Errorf("got %v for a file of our own, want none", err)
 	}
 	if os.Geteuid() == 0 { // it is root's, and becomes another's
-		if err := backendFileIsSafe(f, 77); err != nil {
+		if err := trusted(f, 77); err != nil {
 			t.Errorf("got %v for a file of root, want none", err)
 		}
 		if err := os.Chown(path, 78, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	err = backendFileIsSafe(f, 77)
+	err = trusted(f, 77)
 	want := fmt.Sprintf("%s belongs to the user %d, who could send this run to another store", path, inode(t, path).Uid)
 	if err == nil || err.Error() != want || backends.Hint(err) != "give it to root, or to the user 77, who runs this" {
 		t.Errorf("got %v (%s), want %s and a hint", err, backends.Hint(err), want)

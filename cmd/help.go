@@ -138,14 +138,15 @@ Exit codes: 0; 1 from show: there is no marker; 64 usage, 69 store does not
 answer, 76 store broke the contract, 77 permission denied, 78 settings.
 `
 
-const checkHelp = `  underlease check --for 5m || exit 75
+const checkHelp = `  underlease check --for 20s || exit 1
 
 Inside a command that runs under a lease: is there still D before underlease
 would stop it? Its guardian answers by the clock of this moment.
 
 Usage: underlease check [--for D] [--print]
 
-  --for D    at least so long (0: just not being stopped)
+  --for D    at least so long (0: just not being stopped). With a ttl of 60s,
+             as most stores have it, 29s to 49s are left at any time.
   --print    print the whole seconds that are left, or never
 
 Exit codes: 0 yes; 1 no, because less is left, or because the command is being

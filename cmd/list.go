@@ -99,7 +99,7 @@ func (p *program) look(status, asJSON bool) error {
 	g := &gallery{p: p, status: status, quiet: quiet, asJSON: asJSON, store: mask(p.s.backend), out: bufio.NewWriterSize(p.out, 32<<10)}
 
 	ctx := context.Background()
-	if p.store, err = p.open(ctx, p.s.backend); err == nil {
+	if p.store, err = p.openStore(ctx, w); err == nil {
 		defer func() { _ = p.store.Close() }() // nothing was asked of it but to be looked at
 		g.store = p.store.Address
 		err = p.leases(ctx, g.add)

@@ -164,7 +164,7 @@ func (p *program) withMarkers(do func(context.Context, runner.Markers) error) er
 	p.startLog()
 	p.warnStrange(w)
 	ctx := context.Background()
-	store, err := p.open(ctx, p.s.backend)
+	store, err := p.openStore(ctx, w)
 	if err != nil {
 		return storeFailure(err)
 	}

@@ -58,12 +58,15 @@ type busy struct {
 func (p *program) reportOf(r runner.Result, code int) report {
 	out := report{
 		Version: reportVersion, Outcome: r.Outcome, Reason: p.reasonOf(r), ExitCode: code,
-		Lease: p.lease, Namespace: p.s.namespace, Holder: p.s.holder, Store: mask(p.s.backend),
+		Lease: p.lease, Namespace: p.s.namespace, Holder: p.s.holder,
 		Started: r.Started, WaitedMs: r.Waited.Milliseconds(), HeldMs: r.Held.Milliseconds(), RanMs: r.Ran.Milliseconds(),
 		Renewals: r.Renewals, Released: r.Released,
 	}
-	if p.store != nil {
+	switch {
+	case p.store != nil:
 		out.Store = p.store.Address
+	case p.settled:
+		out.Store = mask(p.s.backend)
 	}
 	if r.Signal != 0 {
 		out.Signal = new(signals.Name(r.Signal))

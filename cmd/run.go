@@ -84,7 +84,23 @@ func (p *program) loadSettings() (where, error) {
 	if w.origins["ttl"].Source == sourceDefault && !p.schemes[schemeOf(p.s.backend, p.schemes)].Endless {
 		p.s.ttl = defaultTTL
 	}
+	p.settled = true
 	return w, nil
+}
+
+// openStore opens the store that the settings name.
+func (p *program) openStore(ctx context.Context, w where) (*backends.Store, error) {
+	s, err := p.open(ctx, p.s.backend)
+	return s, w.ofBackend(err)
+}
+
+// ofBackend lets an error that is about the store's URL begin with where that stands.
+func (w where) ofBackend(err error) error {
+	c, ok := errors.AsType[*backends.ConfigError](err)
+	if !ok || w.origins["backend"].Source == sourceDefault {
+		return err
+	}
+	return backends.Configf(c.Hint, "%v: %s", w.origins["backend"], c.Text)
 }
 
 // spec turns the settings into what the runner takes, with the defaults that follow from others filled in.
@@ -166,11 +182,11 @@ func (p *program) runLease(command []string) error {
 		return settingsf("--isolate auto takes the strongest that can be had without side effects", "%v %s: %v", w.origins["isolate"], spec.Isolate, err)
 	}
 	if spec.Path, err = p.resolve(command[0], p.environ); err != nil {
-		code := runner.ExitCannotRun
+		code, hint := runner.ExitCannotRun, ""
 		if r, ok := errors.AsType[*signals.ResolveError](err); ok && r.NotFound() {
-			code = runner.ExitNotFound
+			code, hint = runner.ExitNotFound, p.notFound(command)
 		}
-		return &failure{code, runner.OutcomeNotStarted, err.Error(), backends.Hint(err)}
+		return &failure{code, runner.OutcomeNotStarted, err.Error(), hint}
 	}
 	if pid, _ := lookup(p.environ, "LISTEN_PID"); pid == strconv.Itoa(os.Getpid()) && !signals.Exact() {
 		p.warn("LISTEN_PID names this process and not the command, which will not take its sockets",
@@ -183,7 +199,7 @@ func (p *program) runLease(command []string) error {
 		}
 	}
 	ctx := context.Background()
-	if p.store, err = p.open(ctx, p.s.backend); err != nil {
+	if p.store, err = p.openStore(ctx, w); err != nil {
 		if f := openFailure(err); f != nil {
 			return f
 		}
@@ -213,6 +229,20 @@ func (p *program) runLease(command []string) error {
 	}
 	p.code = p.finish(p.run(ctx, spec, p.store, platform))
 	return nil
+}
+
+// notFound is what to do about a command that was not found.
+func (p *program) notFound(command []string) string {
+	switch path, set := lookup(p.environ, "PATH"); {
+	case len(command) == 1 && strings.ContainsAny(command[0], " \t"):
+		return "write the command and its arguments as words of their own, or sh -c and one text"
+	case strings.Contains(command[0], "/"):
+		return ""
+	case !set:
+		return "PATH is not set"
+	default:
+		return "PATH is " + strconv.Quote(path)
+	}
 }
 
 // openFailure is what it means that a store could not be opened, or nil where it is unavailable: out of descriptors, or with a

@@ -62,7 +62,7 @@ func (p *program) schema(apply bool) error {
 	} else {
 		text, err = all.Schema(p.s.backend, p.schemes)
 	}
-	if err != nil {
+	if err = w.ofBackend(err); err != nil {
 		if f := openFailure(err); f != nil {
 			return f
 		}

@@ -2,6 +2,7 @@ package cmd
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -222,9 +223,9 @@ func readSettings(flags *pflag.FlagSet, environ []string, systemFile string) ([]
 		named = text
 	}
 	if named != "" {
-		data, err := readLimited(named, maxSettingsFile)
+		data, err := readTrusted(named, maxSettingsFile)
 		if err != nil {
-			return nil, settingsf("", "%v: cannot read the settings file: %v", from, err)
+			return nil, settingsf(backends.Hint(err), "%v: cannot read the settings file: %v", from, err)
 		}
 		return []readFile{{named, data}}, nil
 	}
@@ -233,9 +234,10 @@ func readSettings(flags *pflag.FlagSet, environ []string, systemFile string) ([]
 		if path == "" {
 			continue
 		}
-		data, err := readLimited(path, maxSettingsFile)
+		data, err := readTrusted(path, maxSettingsFile)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, settingsf("mend it, name another with --config, or set HOME where it is another user's", "cannot read the settings file: %v", err)
+			hint := cmp.Or(backends.Hint(err), "mend it, name another with --config, or set HOME where it is another user's")
+			return nil, settingsf(hint, "cannot read the settings file: %v", err)
 		}
 		files = append(files, readFile{path, data})
 	}
@@ -253,13 +255,17 @@ func userSettings(environ []string) string {
 	return ""
 }
 
-// readLimited never returns nil without an error. Its errors name the path.
-func readLimited(path string, most int) ([]byte, error) {
+// readTrusted reads a file that says to which store a run goes, or what it asks a shell: one that others own or may write is refused. It never
+// returns nil without an error. Its errors name the path.
+func readTrusted(path string, most int) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, plainPathError(err)
 	}
 	defer func() { _ = f.Close() }()
+	if err := trusted(f, os.Geteuid()); err != nil {
+		return nil, err
+	}
 	return readAll(f, most)
 }
 
@@ -502,29 +508,20 @@ func (s *settings) settle(w *where, flags *pflag.FlagSet) error {
 	return nil
 }
 
-// readBackendFile returns the URL in a file. Who can write the file can send every run to another store, so that one which
-// others own or may write is refused; who can read it has the password, but a mounted secret is often readable by all.
+// readBackendFile returns the URL in a file. Who can read it has the password, but a mounted secret is often readable by all.
 func readBackendFile(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", plainPathError(err)
-	}
-	defer func() { _ = f.Close() }()
-	if err := backendFileIsSafe(f, os.Geteuid()); err != nil {
-		return "", err
-	}
-	data, err := readAll(f, maxBackendFile)
+	data, err := readTrusted(path, maxBackendFile)
 	if err != nil {
 		return "", err
 	}
-	url := strings.TrimRight(string(data), "\r\n")
+	url := strings.TrimRight(string(data), "\r\n\t ")
 	if n := strings.Count(url, "\n"); n > 0 {
 		return "", backends.WithHint(fmt.Errorf("%s has %d lines", path, n+1), "it holds the URL of the store and nothing else")
 	}
 	return url, nil
 }
 
-func backendFileIsSafe(f *os.File, uid int) error {
+func trusted(f *os.File, uid int) error {
 	info, err := f.Stat()
 	if err != nil {
 		return plainPathError(err)

@@ -52,7 +52,7 @@ var runners = []runner{
 	{"UNDERLEASE_HELD_BY=", runWhatACommandSees},
 	{"make build && sudo make install", runFiveMinutes}, // with the two after it, in one place
 	{"export UNDERLEASE_BACKEND=redis:", nil},
-	{"crontab - <<", nil},
+	{"} | crontab -", nil},
 	{"go build -o underlease .", runBuild},
 	{"make test", runMakeTest},
 	{"sent                            stop at", nil}, // a drawing
@@ -140,9 +140,10 @@ func runFiveMinutes(t *testing.T, install block) {
 	write(t, dir, map[string]string{
 		"stub-bin/sudo":    "#!/bin/sh\nexec \"$@\"\n",
 		"stub-bin/apt-get": "#!/bin/sh\n[ \"$*\" = 'install -y redis-server' ] || exit 100\nexec " + redis + " --bind 127.0.0.1 --port 6379 --dir " + dir + " --save '' --daemonize yes --pidfile " + dir + "/pid\n",
-		"tabs/.none":       "", "bin/.none": "", "share/.none": "", "run/.none": "",
+		"tabs/root":        "5 4 * * * important-old-job\n",
+		"bin/.none":        "", "share/.none": "", "run/.none": "",
 		"blocks": install.text + "\nwhile ! redis-cli ping >/dev/null 2>&1; do sleep 0.05; done\necho == tried\n" + after(t, "export UNDERLEASE_BACKEND=redis:").text +
-			"\necho == crontab\n" + after(t, "crontab - <<").text + "\ncrontab -l\n",
+			"\necho == crontab\n" + after(t, "} | crontab -").text + "\ncrontab -l\n",
 	})
 	const enter = `set -e
 mount --bind "$1/bin" /usr/local/bin
@@ -166,6 +167,9 @@ PATH=$1/stub-bin:/usr/local/bin:$3 sh -e "$1/blocks"
 	want := regexp.MustCompile(`\Aunderlease: busy: "nightly-backup" is held by \S+ \(pid \d+\) since [\d:]+, .* left\nit ended with 75\nLEASE +SLOT.*\nnightly-backup +0 +held .*\n\z`)
 	if !want.MatchString(tried) {
 		t.Errorf("got\n%s\nwant %v", tried, want)
+	}
+	if !strings.HasPrefix(tab, "5 4 * * * important-old-job\n") {
+		t.Errorf("got the crontab\n%s\nwant the line first that was there", tab)
 	}
 	line := regexp.MustCompile(`(?m)^10 3 \* \* \* +(underlease run .*)$`).FindStringSubmatch(tab)
 	if line == nil || !strings.Contains(tab, "\nUNDERLEASE_BACKEND=") && !strings.HasPrefix(tab, "UNDERLEASE_BACKEND=") {

@@ -81,6 +81,7 @@ func (r *run) acquire(ctx context.Context, handle string) (held, *Result) {
 		if left <= 0 && (busy != nil || failures > 1) {
 			settled := !unknown || r.abandon(handle)
 			if busy != nil {
+				r.leave(req)
 				return held{}, r.busy(busy)
 			}
 			res := r.failure(OutcomeUnavailable, ExitUnavailable, err)
@@ -207,6 +208,20 @@ func (r *run) abandon(handle string) bool {
 		r.Log.Info("lease not abandoned", "err", err)
 	}
 	return err == nil
+}
+
+// leave gives up a place in the store's queue: those who look at it would count it, and who comes next might be passed over for it.
+func (r *run) leave(req backends.Request) {
+	l, ok := r.store.Backend.(backends.Leaver)
+	if !ok || r.spec.Wait == 0 {
+		return
+	}
+	_, err := call(context.Background(), r.store.Address, min(r.spec.CallLimit(), time.Second), func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, l.Leave(ctx, req)
+	})
+	if err != nil {
+		r.Log.Info("place in the queue not given up", "err", err)
+	}
 }
 
 // interruption is the signal that ends a wait.

@@ -211,6 +211,7 @@ type store struct {
 	renewals []signals.Instant
 	released []backends.End
 	gaveBack []backends.Grant
+	left     []string // handles of those who gave up a place in the queue
 	clock    *clock
 }
 
@@ -368,6 +369,11 @@ type waiting struct {
 }
 
 func (w waiting) WaitFree(ctx context.Context, _ backends.Request) error { return w.wait(ctx) }
+
+func (w waiting) Leave(_ context.Context, r backends.Request) error {
+	w.left = append(w.left, r.Handle)
+	return nil
+}
 
 type watching struct {
 	*store

@@ -602,6 +602,46 @@ func TestANotificationSavesThePoll(t *testing.T) {
 	})
 }
 
+// Whose time to wait is over gives up its place; who did not wait has none, and who was granted the lease has left.
+func TestWhoWaitsNoLongerLeaves(t *testing.T) {
+	for wait, want := range map[time.Duration]int{0: 0, time.Minute: 1} {
+		play(t, 60*time.Second, func(s *scene) {
+			s.spec.Wait = wait
+			s.waiter = func(ctx context.Context) error {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			handle := ""
+			s.store.acquire = func(ctx context.Context, n int, req backends.Request) (backends.Grant, error) {
+				handle = req.Handle
+				return backends.Grant{}, &backends.BusyError{Lease: "nightly", Holder: "other", Left: backends.Forever}
+			}
+			got := s.run()
+			if got.Outcome != OutcomeBusy {
+				t.Errorf("got %v, want busy", got.Outcome)
+			}
+			if left := s.store.left; len(left) != want || want > 0 && left[0] != handle {
+				t.Errorf("--wait %v: got %d places given up, want %d, of its own handle", wait, len(left), want)
+			}
+		})
+	}
+	play(t, 60*time.Second, func(s *scene) {
+		s.spec.Wait = time.Minute
+		s.job = job{lasts: time.Second}
+		s.waiter = func(context.Context) error { return nil }
+		s.store.acquire = func(ctx context.Context, n int, req backends.Request) (backends.Grant, error) {
+			if n < 3 {
+				return backends.Grant{}, &backends.BusyError{Lease: "nightly", Holder: "other", Left: backends.Forever}
+			}
+			return grantOf(req), nil
+		}
+		want(t, s.run(), OutcomeOK, 0)
+		if got := s.store.left; len(got) != 0 {
+			t.Errorf("got %d places given up after a grant, want none", len(got))
+		}
+	})
+}
+
 func TestAHintThatFailsDoesNotSpin(t *testing.T) {
 	play(t, 60*time.Second, func(s *scene) {
 		s.spec.Wait = time.Minute

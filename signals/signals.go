@@ -6,7 +6,10 @@ package signals
 
 import (
 	"fmt"
+	"io"
 	"math"
+	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -170,9 +173,30 @@ func (e *StartError) Error() string {
 		return "too little of the lease was left to start the command"
 	case e.Fork:
 		return fmt.Sprintf("cannot start a process for %s: %v", e.Path, e.Errno)
+	case e.Errno == syscall.ENOENT && interpreter(e.Path) != "":
+		return fmt.Sprintf("cannot run %s: the interpreter %s of its first line was not found", e.Path, interpreter(e.Path))
 	default:
 		return fmt.Sprintf("cannot run %s: %v", e.Path, e.Errno)
 	}
+}
+
+// interpreter is what the first line of a script names, as it would be written in a program, so that the end of a line that is another
+// system's can be seen; or empty. Where it is not there, the kernel says of the script that there is no such file.
+func interpreter(path string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = f.Close() }()
+	var b [256]byte // Source: Linux, BINPRM_BUF_SIZE
+	n, _ := io.ReadFull(f, b[:])
+	line, _, _ := strings.Cut(string(b[:n]), "\n")
+	line, script := strings.CutPrefix(line, "#!")
+	name, _, _ := strings.Cut(strings.Trim(line, " \t"), " ")
+	if !script || name == "" {
+		return ""
+	}
+	return strconv.Quote(name)
 }
 
 func (e *StartError) Unwrap() error {

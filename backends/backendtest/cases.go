@@ -56,6 +56,7 @@ var cases = []clause{
 	{"WaitFreeWakesAtARelease", waitFreeRelease},
 	{"WaitFreeWakesAtTheEndOfAHold", waitFreeHold},
 	{"WaitFreeEndsWithItsContext", waitFreeEnds},
+	{"WhoLeavesIsNotCounted", leaves},
 	{"EightWaitersAreAllServed", waitersServed},
 	{"WaitChangeWakesAtAnAsk", waitChangeAsk},
 	{"WaitChangeWakesAtALoss", waitChangeLoss},
@@ -1248,6 +1249,52 @@ func waitFreeEnds(e *env) {
 	a.release(g, "ok")
 	c := e.client()
 	c.eventually(c.request("l"), 10*time.Second)
+}
+
+// leaves is that a waiter whose time is over is counted no longer.
+func leaves(e *env) {
+	a, b := e.client(), e.client()
+	w := b.waiting()
+	l, ok := w.(backends.Leaver)
+	if !ok {
+		e.Skip("the store keeps no place for who does not wait")
+	}
+	g := a.acquire(a.request("l"))
+	next := b.request("l")
+	waiters := func(want int) {
+		e.Helper()
+		got := -1
+		if !until(10*time.Second, func() bool {
+			ctx, cancel := context.WithTimeout(e.Context(), time.Second)
+			defer cancel()
+			if s, err := a.Inspect(ctx, next.Namespace, next.Lease); err == nil && s.Waiters != nil {
+				got = *s.Waiters
+			}
+			return got == want
+		}) {
+			e.Fatalf("got %d that wait, want %d", got, want)
+		}
+	}
+	for range 2 { // a place that was given up can be taken again
+		ctx, cancel := context.WithTimeout(e.Context(), 10*time.Second)
+		done := make(chan error, 1)
+		go func() { done <- w.WaitFree(ctx, next) }()
+		waiters(1)
+		cancel()
+		<-done // whatever it says
+		ctx, cancel = context.WithTimeout(e.Context(), time.Second)
+		_ = w.WaitFree(ctx, next) // the time to wait is over
+		cancel()
+		if err := l.Leave(e.Context(), next); err != nil {
+			e.Fatalf("Leave: got %v, want nil", err)
+		}
+		waiters(0)
+	}
+	if err := l.Leave(e.Context(), next); err != nil {
+		e.Errorf("Leave without a place: got %v, want nil", err)
+	}
+	a.renew(g)
+	a.release(g, "ok")
 }
 
 // waitersServed is C49: eight that wait, jobs that take no time.

@@ -33,7 +33,9 @@ func classify(err error) error {
 	}
 	//exhaustive:ignore
 	switch number {
-	case syscall.EACCES, syscall.EPERM, syscall.EROFS:
+	case syscall.EROFS:
+		return backends.WithHint(backends.Denied(err, ""), "the file system is mounted read-only: name a directory elsewhere with file:///dir")
+	case syscall.EACCES, syscall.EPERM:
 		return backends.WithHint(backends.Denied(err, ""),
 			"run as the owner of the directory, or name one of your own with file:///dir")
 	case syscall.ENOSPC, syscall.EDQUOT:

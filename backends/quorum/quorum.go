@@ -199,6 +199,7 @@ type Client struct {
 var (
 	_ backends.Backend = (*Client)(nil)
 	_ backends.Waiter  = (*Client)(nil)
+	_ backends.Leaver  = (*Client)(nil)
 	_ backends.Watcher = (*Client)(nil)
 	_ backends.Walker  = (*Client)(nil)
 )

@@ -53,6 +53,11 @@ func (c *Client) giveUp(ctx context.Context, digest string) error {
 	return c.store.End(ctx, w.session.ID)
 }
 
+// Leave implements [backends.Leaver].
+func (c *Client) Leave(ctx context.Context, req backends.Request) error {
+	return c.giveUp(ctx, digest(req.Namespace, req.Lease, req.Handle))
+}
+
 // WaitFree implements [backends.Waiter]. Waiters are woken in the order in which they came.
 func (c *Client) WaitFree(ctx context.Context, req backends.Request) error {
 	if err := req.Check(false); err != nil {

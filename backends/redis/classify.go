@@ -83,6 +83,11 @@ func (c *Client) said(text, key string) error {
 	away := func(hint string) error {
 		return backends.WithHint(backends.Unavailable(nil, "%s: %s", c.address, text), "%s", hint)
 	}
+	// What a script may not do has no code, and words of each version's own.
+	// Source: Redis, src/script_lua.c: since 7.2 "ACL failure in script", before "The user executing the script can't run" and "can't access".
+	if strings.Contains(text, "The user executing the script can't") || strings.Contains(text, "ACL failure in script") {
+		code = "NOPERM"
+	}
 	switch code {
 	case "NOAUTH":
 		return backends.WithHint(backends.Denied(nil, "%s: the server asks for a password", c.address),

@@ -39,6 +39,8 @@ func TestEveryErrorHasItsKind(t *testing.T) {
 		{said("NOAUTH Authentication required."), backends.ErrDenied, "asks for a password", ":PASSWORD@ behind the ://"},
 		{said("WRONGPASS invalid username-password pair"), backends.ErrDenied, "refused user or password", "%XX"},
 		{&refused{"WRONGPASS " + secret}, backends.ErrDenied, "refused user or password", "%XX"},
+		{said("ERR ACL failure in script: User lease has no permissions to run the 'time' command script: 5, on @user_script:17."), backends.ErrDenied, "no permissions", "ul:*"},
+		{said("ERR Error running script (call to f_5): @user_script:1: The user executing the script can't access at least one of the keys"), backends.ErrDenied, "at least one of the keys", "ul:*"},
 		{said("NOPERM this user has no permissions to run the 'eval' command"), backends.ErrDenied, "no permissions", "ul:*"},
 		{said("DENIED Redis is running in protected mode"), backends.ErrDenied, "protected mode", ""},
 		{said("READONLY You can't write against a read only replica."), backends.ErrUnavailable, "is a replica", "primary"},

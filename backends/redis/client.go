@@ -34,6 +34,7 @@ type Client struct {
 var (
 	_ backends.Backend = (*Client)(nil)
 	_ backends.Waiter  = (*Client)(nil)
+	_ backends.Leaver  = (*Client)(nil)
 )
 
 // script is what one operation sends.

@@ -3,6 +3,8 @@
 package redis
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -54,6 +56,47 @@ func TestConformance(t *testing.T) {
 func TestConformanceWithTheLeastRights(t *testing.T) {
 	r := servers.StartRedis(t, servers.RedisOptions{User: "lease", Password: "p/w", ACL: "resetchannels ~ul:* &ul:* -@all +" + strings.Join(Commands, " +")})
 	conforms(t, "redis://lease:p%2Fw@"+r.Addr()+"/3", func(string) *servers.Redis { return inDatabase(t, r, 3) })
+}
+
+// A right that the user does not have is one that it is denied, also where a script is told so, which has no code for it: who takes that for a
+// store that is away tries for ever, or runs without a lease.
+func TestARightThatIsMissingIsNamed(t *testing.T) {
+	r := servers.StartRedis(t, servers.RedisOptions{})
+	r.Do("ACL", "SETUSER", "lease", "on", ">pw", "resetchannels", "~ul:*", "&ul:*", "-@all")
+	for _, command := range Commands {
+		r.Do("ACL", "SETUSER", "lease", "+"+command)
+	}
+	missed := 0
+	for _, command := range Commands {
+		r.Do("ACL", "SETUSER", "lease", "-"+command)
+		s := opened(t, "redis://lease:pw@"+r.Addr())
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		var errs []error
+		req := backends.Request{Lease: command, Holder: "h", Handle: backends.NewHandle(), TTL: time.Minute, Hold: time.Second, Slots: 1}
+		g, err := s.Acquire(ctx, req)
+		errs = append(errs, err)
+		if err == nil {
+			_, err := s.Renew(ctx, g)
+			errs = append(errs, err, s.Release(ctx, g, backends.End{Outcome: "ok"}))
+		}
+		_, err = s.Inspect(ctx, "", command)
+		errs = append(errs, err)
+		cancel()
+		for _, err := range errs {
+			if err == nil {
+				continue
+			}
+			missed++
+			if !errors.Is(err, backends.ErrDenied) || !strings.Contains(backends.Hint(err), "ul:*") {
+				t.Errorf("without %s: got %v with the hint %q, want it denied, and what the user needs", command, err, backends.Hint(err))
+			}
+		}
+		_ = s.Close()
+		r.Do("ACL", "SETUSER", "lease", "+"+command)
+	}
+	if missed < 8 { // of those that each lease needs
+		t.Errorf("%d operations missed a right, want more", missed)
+	}
 }
 
 // Who copies the line of the README has what the suite had.

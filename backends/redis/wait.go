@@ -32,6 +32,17 @@ type waiting struct {
 	busy  bool      // a call is under way
 }
 
+// Leave implements [backends.Leaver].
+func (c *Client) Leave(ctx context.Context, req backends.Request) error {
+	c.mu.Lock()
+	waits := c.waiting[req.Handle] != nil
+	c.mu.Unlock()
+	if !waits {
+		return nil
+	}
+	return c.Release(ctx, backends.Grant{Namespace: req.Namespace, Lease: req.Lease, Handle: req.Handle}, backends.End{})
+}
+
 // WaitFree implements [backends.Waiter]. Waiters are told in the order in which they came.
 func (c *Client) WaitFree(ctx context.Context, req backends.Request) error {
 	if err := req.Check(false); err != nil {
