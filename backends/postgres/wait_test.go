@@ -131,7 +131,7 @@ func TestWaitersAreServedInTheOrderInWhichTheyCame(t *testing.T) {
 					t.Errorf("waiter %d: %v", i, err)
 					return
 				}
-				g, err := w.store.Backend.Acquire(t.Context(), Request("l"))
+				g, err := w.store.Acquire(t.Context(), Request("l"))
 				if errors.Is(err, backends.ErrBusy) {
 					t.Errorf("waiter %d asked, and it was not its turn", i)
 					continue
@@ -253,7 +253,7 @@ func TestWhoHasTheLeaseWaitsNoMore(t *testing.T) {
 
 func giveBack(t *testing.T, s *backends.Store, g backends.Grant) {
 	t.Helper()
-	if err := s.Backend.Release(t.Context(), g, backends.End{Outcome: "ok"}); err != nil {
+	if err := s.Release(t.Context(), g, backends.End{Outcome: "ok"}); err != nil {
 		t.Fatal(err)
 	}
 }
