@@ -49,9 +49,9 @@ type site struct {
 }
 
 // one is a site on one server.
-func one(p *servers.Process, addr, scheme string) site {
+func one(p server, addr string, url func(addr string) string) site {
 	return site{
-		ways: func(int) []string { return []string{addr} }, url: func(addrs []string) string { return scheme + "://" + addrs[0] },
+		ways: func(int) []string { return []string{addr} }, url: func(addrs []string) string { return url(addrs[0]) },
 		resume: chaosTTL + chaosRoom,
 		troubles: map[string]func(func()){
 			"server frozen":    func(during func()) { p.Freeze(); during(); p.Resume() },
@@ -102,7 +102,7 @@ type member struct {
 // TestRedisChaos is C60 and C64 with everything that may go wrong: a server that keeps what it has acknowledged.
 func TestRedisChaos(t *testing.T) {
 	r := servers.StartRedis(t, servers.RedisOptions{Durable: true})
-	runChaos(t, one(r.Process, r.Addr(), "redis"))
+	runChaos(t, one(r, r.Addr(), func(addr string) string { return "redis://" + addr }))
 }
 
 // TestEtcdChaos: three servers, all of which every contender knows.
