@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/underlease/underlease/backends/backendtest/servers"
+	"github.com/underlease/underlease/internal/needed"
 	"github.com/underlease/underlease/signals"
 )
 
@@ -53,7 +54,7 @@ func exactOrSkip(t *testing.T) string {
 func eachIsolation(t *testing.T, f func(t *testing.T, i signals.Isolation)) {
 	for _, i := range []signals.Isolation{signals.IsolateTree, signals.IsolateCgroup, signals.IsolatePidns} {
 		t.Run(string(i), func(t *testing.T) {
-			require(t, string(i), i.Possible())
+			needed.Require(t, string(i), i.Possible())
 			f(t, i)
 		})
 	}

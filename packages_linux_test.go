@@ -18,6 +18,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/underlease/underlease/internal/needed"
 )
 
 // packagesVar names the directory with what .ci/run release has made: dist of goreleaser.
@@ -31,7 +33,7 @@ func packaged(t *testing.T, pattern string) []string {
 	if dir == "" {
 		missing = errors.New(packagesVar + " names no directory: .ci/run release makes one")
 	}
-	require(t, "packages", missing)
+	needed.Require(t, "packages", missing)
 	found, err := filepath.Glob(filepath.Join(dir, pattern))
 	if err != nil || len(found) == 0 {
 		t.Fatalf("got %d files %s and %v, want some", len(found), pattern, err)
@@ -118,12 +120,12 @@ func listed(t *testing.T, c *exec.Cmd) map[string]string {
 }
 
 func debFiles(t *testing.T, file string) map[string]string {
-	require(t, "dpkg", program("dpkg-deb")())
+	needed.Require(t, "dpkg", program("dpkg-deb")())
 	return listed(t, exec.Command("dpkg-deb", "--contents", file))
 }
 
 func rpmFiles(t *testing.T, file string) map[string]string {
-	require(t, "rpm", program("rpm")())
+	needed.Require(t, "rpm", program("rpm")())
 	out, err := exec.Command("rpm", "-qp", "--nosignature", "--queryformat", "%{NAME}|%{LICENSE}|%{BUILDHOST}|%{POSTUN}", file).Output()
 	if got := string(out); err != nil || !strings.HasPrefix(got, "underlease|Apache-2.0|localhost|") || !strings.Contains(got, "/var/lib/underlease is kept") {
 		t.Errorf("got the header %q and %v", out, err)
@@ -297,16 +299,16 @@ exec env -i "$(PATH=$PATH:/usr/sbin:/sbin; command -v chroot)" "$root" /bin/sh -
 
 func TestTheDebIsInstalledUsedAndRemovedWithoutGo(t *testing.T) {
 	t.Parallel()
-	require(t, "root", needs["root"]())
-	require(t, "unshare", program("unshare")())
-	require(t, "man", program("man")())
+	needed.Require(t, "root", needs["root"]())
+	needed.Require(t, "unshare", program("unshare")())
+	needed.Require(t, "man", program("man")())
 	var missing error
 	if _, err := os.Stat("/usr/share/bash-completion/bash_completion"); err != nil {
 		missing = err
 	}
-	require(t, "bash-completion", missing)
-	require(t, "dpkg", program("dpkg")())
-	require(t, "systemd-analyze", program("systemd-analyze")())
+	needed.Require(t, "bash-completion", missing)
+	needed.Require(t, "dpkg", program("dpkg")())
+	needed.Require(t, "systemd-analyze", program("systemd-analyze")())
 	var deb string
 	for _, file := range packaged(t, "*.deb") {
 		if strings.HasSuffix(file, "_"+runtime.GOARCH+".deb") {

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/underlease/underlease/backends/backendtest/servers"
+	"github.com/underlease/underlease/internal/needed"
 )
 
 // released builds the program as the Makefile and releases do, once.
@@ -142,7 +143,7 @@ func TestTheManPagesAreClean(t *testing.T) {
 		t.Fatalf("got %d pages and %v", len(pages), err)
 	}
 	t.Run("mandoc", func(t *testing.T) {
-		require(t, "mandoc", program("mandoc")())
+		needed.Require(t, "mandoc", program("mandoc")())
 		for _, page := range pages {
 			if out, err := exec.Command("mandoc", "-Tlint", "-Wwarning", page).CombinedOutput(); err != nil || len(out) > 0 {
 				t.Errorf("mandoc: %v\n%s", err, out)
@@ -150,7 +151,7 @@ func TestTheManPagesAreClean(t *testing.T) {
 		}
 	})
 	t.Run("man", func(t *testing.T) {
-		require(t, "man", program("man")())
+		needed.Require(t, "man", program("man")())
 		for _, page := range pages {
 			c := exec.Command("man", "--warnings", "-E", "UTF-8", "-l", page)
 			c.Env = append(os.Environ(), "MANWIDTH=80", "MANPAGER=cat", "LC_ALL=C.UTF-8")
@@ -166,7 +167,7 @@ func TestTheManPagesAreClean(t *testing.T) {
 
 func TestMakeInstallPutsEverythingInItsPlace(t *testing.T) {
 	t.Parallel()
-	require(t, "make", program("make")())
+	needed.Require(t, "make", program("make")())
 	dir := t.TempDir()
 	c := exec.Command("make", "-s", "install", "PREFIX=/usr", "DESTDIR="+dir)
 	if out, err := c.CombinedOutput(); err != nil {
@@ -238,7 +239,7 @@ func TestTheFirstCommandsOfTheREADMEAreEnough(t *testing.T) {
 // were downloaded; without caches, settings and state of anybody.
 func inFreshRoot(t *testing.T, root, clone, line string) *exec.Cmd {
 	t.Helper()
-	require(t, "unshare", exec.Command("unshare", "--mount", "--pid", "--fork", "true").Run()) // root of a container may not
+	needed.Require(t, "unshare", exec.Command("unshare", "--mount", "--pid", "--fork", "true").Run()) // root of a container may not
 	env, err := exec.Command("go", "env", "GOROOT", "GOMODCACHE").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -296,8 +297,8 @@ func workTree(t *testing.T) string {
 // A root with the program and nothing else: no shell, no /tmp, no /etc, no HOME, no library.
 func TestInAnEmptyRootItWorksOrSaysWhatItNeeds(t *testing.T) {
 	t.Parallel()
-	require(t, "root", needs["root"]())
-	require(t, "unshare", program("unshare")())
+	needed.Require(t, "root", needs["root"]())
+	needed.Require(t, "unshare", program("unshare")())
 	chroot, err := exec.LookPath("chroot")
 	if err != nil {
 		chroot = "/usr/sbin/chroot" // not in the PATH of everybody

@@ -21,6 +21,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/underlease/underlease/internal/needed"
 	"github.com/underlease/underlease/signals"
 )
 
@@ -153,31 +154,10 @@ func condition(cond string) (bool, error) {
 	return missing() == nil, nil
 }
 
-// require skips a test that lacks what it needs, loudly; where UNDERLEASE_TEST_REQUIRE names the need (or all), it fails.
-func require(t *testing.T, need string, missing error) {
-	t.Helper()
-	if missing == nil {
-		return
-	}
-	if required(os.Getenv("UNDERLEASE_TEST_REQUIRE"), need) {
-		t.Fatalf("%s is required, and missing: %v", need, missing)
-	}
-	t.Skipf("SKIPPED, parts of the scripts did not run: %s is missing: %v", need, missing)
-}
-
-func required(list, need string) bool {
-	for name := range strings.SplitSeq(list, ",") {
-		if name == need || name == "all" {
-			return true
-		}
-	}
-	return false
-}
-
 // A line of a script that is passed over is not seen: here it is.
 func TestWhatTheScriptsNeedIsThere(t *testing.T) {
 	for name, missing := range needs {
-		t.Run(name, func(t *testing.T) { require(t, name, missing()) })
+		t.Run(name, func(t *testing.T) { needed.Require(t, name, missing()) })
 	}
 	scripts, err := filepath.Glob("testdata/script/*.txtar")
 	if err != nil || len(scripts) == 0 {
@@ -190,11 +170,6 @@ func TestWhatTheScriptsNeedIsThere(t *testing.T) {
 		}
 		if regexp.MustCompile(`(?m)^\[!?exec:`).Match(text) {
 			t.Errorf("%s: got a condition exec:, want has:, which is looked at here", script)
-		}
-	}
-	for list, want := range map[string]bool{"": false, "bash": true, "cron,bash": true, "all": true, "cron": false, "bashful": false} {
-		if got := required(list, "bash"); got != want {
-			t.Errorf("%q: got bash required %t, want %t", list, got, want)
 		}
 	}
 }

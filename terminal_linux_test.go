@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/underlease/underlease/internal/needed"
 	"github.com/underlease/underlease/signals"
 )
 
@@ -57,7 +58,7 @@ type shell struct {
 // startShell starts bash. In it $R stands for what a command is run with: nothing, or underlease with the given flags.
 func startShell(t *testing.T, with bool, flags ...string) *shell {
 	t.Helper()
-	require(t, "bash", program("bash")())
+	needed.Require(t, "bash", program("bash")())
 	s := &shell{
 		t: t, dir: t.TempDir(), with: with,
 		over: make(chan struct{}), more: make(chan struct{}, 1), ended: make(chan struct{}),
@@ -108,7 +109,7 @@ func newTerminal(t *testing.T) (master, slave *os.File) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
-		require(t, "terminal", err)
+		needed.Require(t, "terminal", err)
 	}
 	control(t, master, func(fd int) error { return unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0) })
 	control(t, master, func(fd int) error {
@@ -1052,7 +1053,7 @@ func TestTerminalCommandThatIsStoppedAloneGoesOnAlone(t *testing.T) {
 func TestTerminalCommandThatIsKilledWhileStoppedEndsTheRunInEveryIsolation(t *testing.T) {
 	for _, i := range []signals.Isolation{signals.IsolateTree, signals.IsolateCgroup, signals.IsolatePidns} {
 		t.Run(string(i), func(t *testing.T) {
-			require(t, string(i), i.Possible())
+			needed.Require(t, string(i), i.Possible())
 			s := startShell(t, true, "--isolate", string(i))
 			job := s.background(`$R sh -c 'exec sleep 61' &`)
 			s.prompt(0)
@@ -1204,7 +1205,7 @@ func TestTerminalKeysReachARunThatWaits(t *testing.T) {
 
 // A command in a PID namespace is no child of the guardian, and job control follows it all the same.
 func TestTerminalJobOfAPidNamespaceStopsAndGoesOn(t *testing.T) {
-	require(t, "pidns", signals.IsolatePidns.Possible())
+	needed.Require(t, "pidns", signals.IsolatePidns.Possible())
 	s := startShell(t, true, "--isolate", "pidns")
 	s.enters(`$R sh -c 'echo ready; read x; exit 4'`)
 	s.sees("ready")

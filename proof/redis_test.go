@@ -76,9 +76,9 @@ func TestRedisAHandoverCostsTheSameWithAHundredWaiters(t *testing.T) {
 		a := n.run(n.straight(), nil, n.job(time.Minute, "obedient")) // a handover after a clean end
 		a.begins()
 		all := n.queue(n.straight(), many, "--ttl", "60s", "--wait", "60s")
-		before := scripts(r)
+		before := scripts(t, r)
 		n.handOn(a, all)
-		each := float64(scripts(r)-before) / float64(many)
+		each := float64(scripts(t, r)-before) / float64(many)
 		judge(t, n.dir)
 		median, p99 := n.handovers()
 		t.Logf("%d waiters: %.1f requests and a median of %v for each handover, p99 %v", many, each, median, p99)
@@ -94,14 +94,15 @@ func TestRedisAHandoverCostsTheSameWithAHundredWaiters(t *testing.T) {
 }
 
 // scripts counts those that a server has run.
-func scripts(r *servers.Redis) (sum int) {
+func scripts(t *testing.T, r *servers.Redis) (sum int) {
+	t.Helper()
 	for line := range strings.SplitSeq(r.Do("INFO", "commandstats"), "\r\n") {
 		if stats, ok := strings.CutPrefix(line, "cmdstat_eval"); ok { // and evalsha
 			_, after, _ := strings.Cut(stats, "calls=")
 			number, _, _ := strings.Cut(after, ",")
 			calls, err := strconv.Atoi(number)
 			if err != nil {
-				panic(err)
+				t.Fatal(err)
 			}
 			sum += calls
 		}

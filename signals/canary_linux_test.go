@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/underlease/underlease/internal/needed"
 	"github.com/underlease/underlease/signals"
 )
 
@@ -42,7 +43,7 @@ func (r *run) holdCanary() (release func()) {
 	}()
 	if e := <-held; e != 0 {
 		close(let)
-		require(r.t, "ptrace", e)
+		needed.Require(r.t, "ptrace", e)
 	}
 	release = sync.OnceFunc(func() { close(let) })
 	r.t.Cleanup(release)

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/underlease/underlease/internal/needed"
 )
 
 // Q51: a debugger that holds the command does not hold the kill up.
@@ -39,7 +41,7 @@ func TestACommandThatIsHeldByADebuggerIsKilled(t *testing.T) {
 		}
 	}()
 	if err := <-held; err != nil {
-		require(t, "ptrace", err)
+		needed.Require(t, "ptrace", err)
 	}
 	eventually(t, "stop by the debugger", func() bool {
 		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", started.Pid))
@@ -54,7 +56,7 @@ func TestACommandThatIsHeldByADebuggerIsKilled(t *testing.T) {
 // Q51
 func TestATreeUnderATracerIsKilled(t *testing.T) {
 	_, err := exec.LookPath("strace")
-	require(t, "strace", err)
+	needed.Require(t, "strace", err)
 	p := endless(append([]string{"strace", "-f", "-o", "/dev/null"}, tree(true)...)...)
 	p.StopIn, p.KillIn, p.Told = 500*time.Millisecond, time.Second, true
 	r := launch(t, p)
@@ -70,7 +72,7 @@ func memoryGroup(t *testing.T, limit int) (dir string, unified bool) {
 	needRoot(t)
 	own, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
-		require(t, "cgroup", err)
+		needed.Require(t, "cgroup", err)
 	}
 	for line := range strings.Lines(string(own)) {
 		id, rest, _ := strings.Cut(strings.TrimSpace(line), ":")
@@ -96,7 +98,7 @@ func memoryGroup(t *testing.T, limit int) (dir string, unified bool) {
 			return dir, id == "0"
 		}
 	}
-	require(t, "memory cgroup", fmt.Errorf("none can be had: %w", err))
+	needed.Require(t, "memory cgroup", fmt.Errorf("none can be had: %w", err))
 	return "", false
 }
 
@@ -110,7 +112,7 @@ func TestAWrapperThatIsKilledForItsMemoryTakesTheTreeWithIt(t *testing.T) {
 					t.Skip("SKIPPED, not proved here: only version 2 of control groups kills whole groups")
 				}
 				if err := os.WriteFile(group+"/memory.oom.group", []byte("1"), 0o600); err != nil {
-					require(t, "memory.oom.group", err)
+					needed.Require(t, "memory.oom.group", err)
 				}
 			}
 			p := endless("sh", "-c", `trap "" TERM; sleep 60 & setsid sleep 60 & mkfifo "$D/fifo"; echo > "$D/ready"; read x < "$D/fifo"; cat /dev/zero | tail -c 1G > /dev/null & wait`)

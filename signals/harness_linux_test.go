@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/underlease/underlease/internal/needed"
 	"github.com/underlease/underlease/signals"
 )
 
@@ -801,25 +802,11 @@ func guardians() (all []int) {
 	return all
 }
 
-// require skips a test that lacks what it needs; where UNDERLEASE_TEST_REQUIRE names the need (or all), it fails.
-func require(t *testing.T, need string, missing error) {
-	t.Helper()
-	if missing == nil {
-		return
-	}
-	for name := range strings.SplitSeq(os.Getenv("UNDERLEASE_TEST_REQUIRE"), ",") {
-		if name == need || name == "all" {
-			t.Fatalf("%s is required, and missing: %v", need, missing)
-		}
-	}
-	t.Skipf("SKIPPED, not proved here: %s is missing: %v", need, missing)
-}
-
 // needRoot skips a test that has to become another user, or to make namespaces.
 func needRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		require(t, "root", syscall.EPERM)
+		needed.Require(t, "root", syscall.EPERM)
 	}
 }
 

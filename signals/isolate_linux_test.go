@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/underlease/underlease/internal/needed"
 	"github.com/underlease/underlease/signals"
 )
 
@@ -29,7 +30,7 @@ func eachIsolation(t *testing.T, f func(t *testing.T, i signals.Isolation)) {
 
 func need(t *testing.T, i signals.Isolation) {
 	t.Helper()
-	require(t, string(i), i.Possible())
+	needed.Require(t, string(i), i.Possible())
 }
 
 func isolated(i signals.Isolation, args ...string) plan {

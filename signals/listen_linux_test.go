@@ -9,6 +9,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/underlease/underlease/internal/needed"
 	"github.com/underlease/underlease/signals"
 )
 
@@ -196,7 +197,7 @@ func terminal(t *testing.T, r *run) *os.File {
 	t.Helper()
 	m, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
-		require(t, "terminal", err)
+		needed.Require(t, "terminal", err)
 	}
 	t.Cleanup(func() { m.Close() })
 	var n, unlock int32

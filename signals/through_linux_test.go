@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/underlease/underlease/internal/needed"
 	"github.com/underlease/underlease/signals"
 )
 
@@ -429,7 +430,7 @@ func TestTooFewProcessesIsTheSystemsRefusal(t *testing.T) {
 	}
 	defer g.Close()
 	needRoot(t)
-	require(t, "prlimit", exec.Command("prlimit", "--version").Run())
+	needed.Require(t, "prlimit", exec.Command("prlimit", "--version").Run())
 	// The limit counts threads, and does not bind root: as another user, with room for fewer and fewer of them.
 	dir := t.TempDir()
 	os.Chmod(dir, 0o777)

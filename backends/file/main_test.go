@@ -44,20 +44,6 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// require skips a test that lacks what it needs; where UNDERLEASE_TEST_REQUIRE names the need (or all), it fails.
-func require(t *testing.T, need string, missing error) {
-	t.Helper()
-	if missing == nil {
-		return
-	}
-	for name := range strings.SplitSeq(os.Getenv("UNDERLEASE_TEST_REQUIRE"), ",") {
-		if name == need || name == "all" {
-			t.Fatalf("%s is required, and missing: %v", need, missing)
-		}
-	}
-	t.Skipf("SKIPPED, not proved here: %s is missing: %v", need, missing)
-}
-
 func play(role, dir string, args []string) error {
 	s, err := Scheme().Open(background, &url.URL{Scheme: "file", Path: dir})
 	if err != nil {

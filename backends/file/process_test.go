@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/internal/needed"
 )
 
 var background = context.Background()
@@ -348,7 +349,7 @@ func TestALockedRecordIsWaitedForAndThenNamesTheProcess(t *testing.T) {
 
 func TestAnotherUserIsDenied(t *testing.T) {
 	if os.Geteuid() != 0 {
-		require(t, "root", unix.EPERM)
+		needed.Require(t, "root", unix.EPERM)
 	}
 	dir := memory(t) + "/store"
 	c := openAt(t, dir)
@@ -406,7 +407,7 @@ func mount(t *testing.T, options string) string {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	require(t, "mount", unix.Mount("tmpfs", dir, "tmpfs", 0, options+",mode=0700"))
+	needed.Require(t, "mount", unix.Mount("tmpfs", dir, "tmpfs", 0, options+",mode=0700"))
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
 			t.Errorf("unmount %s: %v", dir, err)
@@ -489,7 +490,7 @@ func TestAReadOnlyDirectoryIsDenied(t *testing.T) {
 	dir := mount(t, "size=1m")
 	c := openAt(t, dir)
 	release(t, c, acquire(t, c, "l", 1))
-	require(t, "mount", unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	needed.Require(t, "mount", unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	for _, lease := range []string{"l", "new"} {
 		_, err := c.Acquire(t.Context(), backends.Request{Lease: lease, Handle: "h", Slots: 1})
 		if !errors.Is(err, backends.ErrDenied) || !errors.Is(err, unix.EROFS) || !strings.Contains(err.Error(), dir) {

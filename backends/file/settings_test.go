@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/internal/needed"
 )
 
 // fake is a host with an environment of its own.
@@ -224,7 +225,7 @@ func TestATreeThatAnotherMadeFirstIsRefused(t *testing.T) {
 func give(t *testing.T, path string) error {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		require(t, "root", unix.EPERM)
+		needed.Require(t, "root", unix.EPERM)
 	}
 	return os.Chown(path, 12345, 12345)
 }
@@ -251,7 +252,7 @@ func TestADirectoryThatAnotherCanRenameIsRefused(t *testing.T) {
 			}
 			if c.uid >= 0 || c.group >= 0 {
 				if os.Geteuid() != 0 {
-					require(t, "root", unix.EPERM)
+					needed.Require(t, "root", unix.EPERM)
 				}
 			}
 			spoil := func() {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/underlease/underlease/backends"
+	"github.com/underlease/underlease/internal/needed"
 )
 
 func request(lease string) backends.Request {
@@ -32,7 +33,7 @@ func TestALookWakesNobody(t *testing.T) {
 	g := acquire(t, c, "l", 1)
 	w := c.watch(t.Context())
 	if w == nil {
-		require(t, "inotify", unix.ENOSYS)
+		needed.Require(t, "inotify", unix.ENOSYS)
 	}
 	defer w.close()
 	w.add(slotPath(c.lease("", "l"), 0), 0x8 /* IN_CLOSE_WRITE */)

@@ -37,6 +37,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/underlease/underlease/internal/needed"
 )
 
 // patience is how long a server may take to be ready or to end, on a machine that is busy with other things.
@@ -45,18 +47,10 @@ const patience = time.Minute
 // pace is the time between two looks at something that has to happen.
 const pace = 5 * time.Millisecond
 
-// Require skips a test that lacks what it needs, loudly; where UNDERLEASE_TEST_REQUIRE names the need (or is "all"), it fails.
+// Require is [needed.Require], for those that have it from here.
 func Require(t testing.TB, need string, missing error) {
 	t.Helper()
-	if missing == nil {
-		return
-	}
-	for name := range strings.SplitSeq(os.Getenv("UNDERLEASE_TEST_REQUIRE"), ",") {
-		if name == need || name == "all" {
-			t.Fatalf("%s is required, and missing: %v", need, missing)
-		}
-	}
-	t.Skipf("SKIPPED, not tested here: %s is missing: %v", need, missing)
+	needed.Require(t, need, missing)
 }
 
 // Programs finds the programs of a need, or ends the test as [Require] says. Each is looked for in PATH and then in the
