@@ -352,7 +352,7 @@ func TestNetworkAKilledWrapperOrGuardianTakesTheTreeAlong(t *testing.T) {
 // C21: TERM starts no timer; the lease is renewed until the tree is gone, and given back then.
 func TestNetworkADrainKeepsTheLease(t *testing.T) {
 	onEach(t, networks(1), func(t *testing.T, n *network) {
-		a := n.run(n.straight(), nil, n.job(2*ttl+2*time.Second, "stubborn")) // for longer than a lease outlives any holder
+		a := n.run(n.straight(), nil, n.job(n.free+ttl/2, "stubborn")) // by far longer than a lease outlives its holder
 		term := a.begins()
 		b := n.run(n.straight(), []string{"--wait", "60s"}, n.job(10*time.Millisecond))
 		n.waiters(1)
