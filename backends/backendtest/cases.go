@@ -1281,7 +1281,9 @@ func leaves(e *env) {
 		go func() { done <- w.WaitFree(ctx, next) }()
 		waiters(1)
 		cancel()
-		<-done // whatever it says
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			e.Errorf("WaitFree: got %v, want the context's error", err)
+		}
 		ctx, cancel = context.WithTimeout(e.Context(), time.Second)
 		_ = w.WaitFree(ctx, next) // the time to wait is over
 		cancel()

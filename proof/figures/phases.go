@@ -200,7 +200,7 @@ func (r *relay) serve() {
 }
 
 func (r *relay) pass(to, from net.Conn, conn int, answer bool) {
-	defer to.Close()
+	defer func() { _ = to.Close() }()
 	b := make([]byte, 64<<10)
 	for {
 		n, err := from.Read(b)
