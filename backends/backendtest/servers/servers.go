@@ -111,6 +111,7 @@ type Process struct {
 
 	mu    sync.Mutex
 	cmd   *exec.Cmd
+	asked *exec.Cmd     // to end
 	ended chan struct{} // closed when the process has been waited for
 }
 
@@ -300,10 +301,18 @@ func (p *Process) signal(sig syscall.Signal) {
 
 func (p *Process) end(sig syscall.Signal) {
 	p.mu.Lock()
-	cmd, ended := p.cmd, p.ended
+	cmd, ended, asked := p.cmd, p.ended, p.asked
+	p.asked = cmd
 	p.mu.Unlock()
 	if cmd == nil {
 		return
+	}
+	select {
+	case <-ended:
+		if asked != cmd {
+			p.t.Logf("%s had ended by itself (%v)\n%s", p.command.Name, p.state(), p.tail())
+		}
+	default:
 	}
 	_ = cmd.Process.Signal(sig) // it may have ended by itself
 	_ = cmd.Process.Signal(syscall.SIGCONT)
