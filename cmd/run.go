@@ -182,7 +182,7 @@ func (p *program) runLease(command []string) error {
 		return settingsf("--isolate auto takes the strongest that can be had without side effects", "%v %s: %v", w.origins["isolate"], spec.Isolate, err)
 	}
 	if spec.Path, err = p.resolve(command[0], p.environ); err != nil {
-		code, hint := runner.ExitCannotRun, ""
+		code, hint := runner.ExitCannotRun, backends.Hint(err)
 		if r, ok := errors.AsType[*signals.ResolveError](err); ok && r.NotFound() {
 			code, hint = runner.ExitNotFound, p.notFound(command)
 		}
